@@ -118,8 +118,10 @@ class LiveSet:
             d.copy(slot.block, slot.offset, self.plain.block, self.plain.offset, self.plain.nbytes)
         before = dict(self.lengths)
         self.read_lengths()
+        appends = getattr(self.bound, 'prefill_appends', False)
         for name, length in self.lengths.items():
-            if prefill or length < before[name]:  # the program rewrote the journal from its start
+            if length < before[name] or (prefill and not appends):
+                # the program rewrote the journal from its start
                 self.strands[name] = ((next(self._strand_ids), 0),)
         return {n: a.copy() for n, a in self._outputs.items()}
 

@@ -113,7 +113,7 @@ class Rewinding(Parts):
         boundary = capsule.boundary
         if boundary is None:
             raise Refusal(Code.BUSY, f'capsule {capsule.name!r} rests on disk; it must be loaded '
-                          'first')
+                          'first', on_disk=(capsule.name, capsule.id))
         info = replace(capsule.info(), exact=capsule.exact and exact)
         return Plan(kind, boundary, capsule, info, capsule.saved_ns)
 

@@ -98,7 +98,11 @@ class Bound(Protocol):
 
 @runtime_checkable
 class Prefills(Protocol):
-    """A Bound that can also take in a new prompt."""
+    """A Bound that can also take in a new prompt.
+
+    One whose attribute `prefill_appends` is true only adds rows to its journals, so that capsules
+    from before a prompt go on sharing rows with it; of others that is not taken for granted.
+    """
 
     def prefill(self) -> None:
         """Order the program that reads the prompt's buffers and writes STATE."""

@@ -41,7 +41,7 @@ from flashrt_ros.core.live import LiveSet
 from flashrt_ros.core.payload import HostBlocks, Payload, SegmentPool, SlotPool
 from flashrt_ros.core.rewind import Rewinding
 from flashrt_ros.core.saving import Saving
-from flashrt_ros.core.seam import Device, Policy
+from flashrt_ros.core.seam import Device, Policy, Prefills
 from flashrt_ros.core.store import Budgets, Store
 from flashrt_ros.core.worker import Worker
 
@@ -204,6 +204,11 @@ class Session(Saving, Rewinding, Forks):
         """Committed steps since origin."""
         return int(self._step[0])
 
+    @property
+    def prefills(self) -> bool:
+        """Whether the policy has a program that takes in a new prompt."""
+        return isinstance(self._live.bound, Prefills)
+
     def submit(self, latch: Latch | None = None, *, prefill: bool = False) -> Inference:
         """Start one tick and return at once (unthreaded: when it has run).
 
@@ -321,8 +326,8 @@ class Session(Saving, Rewinding, Forks):
         return Stats(d[len(d) // 2], d[min(len(d) - 1, len(d) * 99 // 100)],
                      d[-1] + self._restore_s)
 
-    def close(self, timeout: float = 5.0) -> None:
-        """End the device thread and free everything.
+    def close(self, timeout: float = 5.0) -> bool:
+        """End the device thread and free everything; return whether that was possible.
 
         Where a program does not return within `timeout` seconds its memory cannot be freed and is
         left to the process.
@@ -330,6 +335,7 @@ class Session(Saving, Rewinding, Forks):
         with suppress(TimeoutError):
             self._worker.call(lambda: None).result(timeout)
         spilled = self._spill.close(timeout)  # what was ordered durable is written first
-        if self._worker.close(timeout) and spilled:
-            while self._closers:
-                self._closers.pop()()
+        returned = self._worker.close(timeout) and spilled
+        while returned and self._closers:
+            self._closers.pop()()
+        return returned

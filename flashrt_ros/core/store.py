@@ -179,6 +179,11 @@ class Store:
                               'slots hold pinned or leased capsules; drop or unpin one, or raise '
                               'device_slots')
             self._demote_or_evict(groups[0], demote, evict, gone)
+        if payload is not None and payload.tier is Tier.HOST and not any(
+                c.boundary is not None and c.boundary.payload is payload and c.id not in gone
+                for c in self.resident(Tier.HOST)):
+            # restored from the host, and the capsule that it came from is gone since
+            self._make_host(payload.nbytes, evict, gone, payload)
         return Room(tuple(demote), tuple(evict))
 
     def _make_count(self, gone: set[str]) -> list[Capsule]:
@@ -201,17 +206,23 @@ class Store:
         """
         gone: set[str] = set()
         evict = self._make_count(gone)
+        self._make_host(nbytes, evict, gone)
+        return evict
+
+    def _make_host(self, nbytes: int, evict: list[Capsule], gone: set[str],
+                   but: Payload | None = None) -> None:
+        """Plan what must go so that `nbytes` more fit on the host; capsules on `but` stay."""
         needed = self.host_bytes(frozenset(gone)) + nbytes
-        for group in self._movable_groups(Tier.HOST, gone):
+        for group in self._movable_groups(Tier.HOST, gone, but):
             if needed <= self.budgets.host_bytes:
                 break
             evict += group
+            gone.update(c.id for c in group)
             needed -= _payload_bytes(group)
         if needed > self.budgets.host_bytes:
             raise Refusal(Code.BUDGET_EXCEEDED, f'{nbytes} bytes do not fit into host_bytes '
                           f'{self.budgets.host_bytes} beside pinned and leased capsules; drop one '
                           'or raise it')
-        return evict
 
     def _movable_groups(self, tier: Tier, gone: set[str], but: Payload | None = None
                         ) -> list[list[Capsule]]:
