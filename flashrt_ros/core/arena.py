@@ -77,7 +77,8 @@ class Arena:
         n = buffer.spec.nbytes
         if buffer.array is not None:
             self.device.sync()
-            return np.array(buffer.array).reshape(-1).view(np.uint8)
+            flat: Bytes = np.array(buffer.array).reshape(-1).view(np.uint8)
+            return flat
         stage = self.device.alloc(n, Space.HOST)
         try:
             self.device.copy(stage, 0, buffer.block, buffer.offset, n)
