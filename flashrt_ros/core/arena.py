@@ -77,15 +77,15 @@ class Arena:
         n = buffer.spec.nbytes
         if buffer.array is not None:
             self.device.sync()
-            flat: Bytes = np.array(buffer.array).reshape(-1).view(np.uint8)
-            return flat
+            return np.array(buffer.array).reshape(-1).view(np.uint8)
         stage = self.device.alloc(n, Space.HOST)
         try:
             self.device.copy(stage, 0, buffer.block, buffer.offset, n)
             self.device.sync()
             view = self.device.view(stage, 0, n)
             assert view is not None
-            return view.copy()
+            copied: Bytes = view.copy()
+            return copied
         finally:
             self.device.free(stage)
 

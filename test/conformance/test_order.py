@@ -1,6 +1,7 @@
 """P10, P17, P18, P21, P28: order and concurrency, on the session itself."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import threading
@@ -71,7 +72,7 @@ def test_p10_save_answers_while_an_inference_is_held_and_names_the_boundary_befo
 
 
 def test_p10_two_saves_in_one_tick_share_the_slot_and_budgets_count_it_once() -> None:
-    policy, o = held(device_slots=1)
+    _policy, o = held(device_slots=1)
     o.run(2)
     o.session.save('a', pin=True)
     o.session.save('b', pin=True)
@@ -105,7 +106,7 @@ def test_a_restore_discards_the_inference_in_flight_and_answers_after_it() -> No
 
 
 def test_slots_come_back_after_discarded_inferences() -> None:
-    policy, o = held()
+    _policy, o = held()
     o.run(2)
     o.session.save('a')
     free = None
@@ -137,7 +138,7 @@ def test_a_failing_tick_is_a_fault_and_every_verb_says_so() -> None:
 
 def test_a_device_that_fails_in_a_restore_is_a_fault_not_a_success(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, o = held()
+    _policy, o = held()
     o.run(2)
     o.session.save('a')
 
@@ -153,21 +154,22 @@ def test_a_device_that_fails_in_a_restore_is_a_fault_not_a_success(
 
 
 def test_p18_many_threads_each_get_one_definite_answer() -> None:
-    policy, o = held(max_capsules=20, device_slots=3)
+    _policy, o = held(max_capsules=20, device_slots=3)
     stop = threading.Event()
     answers: list[str] = []
 
     def verbs(seed: int) -> int:
         rng = np.random.default_rng(seed)
         n = 0
+        verbs_of: list[Callable[[str, str], Any]] = [
+            lambda own, _: o.session.save(own, overwrite=True),
+            lambda *_: o.session.keep(pin=bool(rng.integers(2))),
+            lambda own, _: o.session.drop(own),
+            lambda *_: o.session.list(),
+            lambda _, other: o.session.plan_restore(other)]
         for i in range(60):
             try:
-                match int(rng.integers(5)):
-                    case 0: o.session.save(f't{seed}-{i % 4}', overwrite=True)
-                    case 1: o.session.keep(pin=bool(rng.integers(2)))
-                    case 2: o.session.drop(f't{seed}-{i % 4}')
-                    case 3: o.session.list()
-                    case 4: o.session.plan_restore(f't{(seed + 1) % 4}-{i % 4}')
+                verbs_of[int(rng.integers(5))](f't{seed}-{i % 4}', f't{(seed + 1) % 4}-{i % 4}')
                 answers.append('ok')
             except Refusal as error:
                 answers.append(error.code.name)
@@ -236,7 +238,7 @@ def test_p21_durable_is_said_only_after_the_file_is_synced(tmp_path: Path) -> No
 
 
 def test_p28_a_repeated_request_id_gets_the_first_answer_and_has_no_second_effect() -> None:
-    policy, o = held()
+    _policy, o = held()
     o.run(1)
     first = o.session.save('a', request_id='r1')
     o.run(1)
@@ -248,7 +250,7 @@ def test_p28_a_repeated_request_id_gets_the_first_answer_and_has_no_second_effec
 
 
 def test_p28_rollback_without_conditions_is_idempotent() -> None:
-    policy, o = held()
+    _policy, o = held()
     o.run(2)
     o.session.save('a')
     saved = o.everything()
@@ -261,7 +263,7 @@ def test_p28_rollback_without_conditions_is_idempotent() -> None:
 
 def test_a_pending_latch_belongs_to_the_boundary() -> None:
     """What was started and not yet accepted starts again from its own inputs after a restore."""
-    policy, o = held()
+    _policy, o = held()
     o.run(2)
     o.session.inputs['obs'][...] = o._inputs[2]['obs']
     latch = Latch({'obs': o.session.inputs['obs'].tobytes()}, step=2)

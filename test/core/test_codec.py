@@ -5,7 +5,8 @@ import json
 import re
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 from safetensors import deserialize
@@ -77,7 +78,8 @@ def parts() -> tuple[dict[str, Any], bytes]:
     """Return the header and body of a good file, its digest zero again."""
     data = codec.encode(image())
     n = int.from_bytes(data[:8], 'little')
-    header = re.sub(r'("flashrt_sha256":")[0-9a-f]{64}', r'\g<1>' + '0' * 64, data[8:8 + n].decode())
+    header = re.sub(r'("flashrt_sha256":")[0-9a-f]{64}', r'\g<1>' + '0' * 64,
+                    data[8:8 + n].decode())
     return json.loads(header), data[8 + n:]
 
 

@@ -1,0 +1,106 @@
+"""~/status and /diagnostics: what the node is doing, for programs and for people."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rclpy.callback_groups import CallbackGroup
+from rclpy.clock import Clock, ClockType
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from std_msgs.msg import Header
+
+from flashrt_ros.msg import PolicyStatus
+from flashrt_ros.node import conversions
+from flashrt_ros.runtime.phases import Phase
+from flashrt_ros.runtime.runner import Runner
+from flashrt_ros.runtime.sink import StatusSnapshot
+
+LATCHED = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE,
+                     durability=DurabilityPolicy.TRANSIENT_LOCAL)
+
+
+class Status:
+    """Publishes on every change and at status_hz. `publish` may be called from any thread."""
+
+    def __init__(self, node: Node, runner: Callable[[], Runner | None],
+                 group: CallbackGroup) -> None:
+        self._node = node
+        self._runner = runner
+        self._group = group
+        self._timer: Any = None
+        self.failure = ''                        # why the last configure failed
+        self.mismatches: dict[str, str] = {}     # topic -> what does not fit
+        self._status = node.create_publisher(PolicyStatus, '~/status', LATCHED)
+        self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics',
+                                                  QoSProfile(depth=10))
+
+    def set_rate(self, hz: float) -> None:
+        """Publish at this rate too, by a steady clock: also while simulated time stands still."""
+        if self._timer is not None:
+            self._node.destroy_timer(self._timer)
+            self._timer = None
+        if hz > 0:
+            self._timer = self._node.create_timer(
+                1.0 / hz, self._on_timer, callback_group=self._group,
+                clock=Clock(clock_type=ClockType.STEADY_TIME))
+
+    def _on_timer(self) -> None:
+        runner = self._runner()
+        if runner is not None:
+            runner.poll()
+        self.publish()
+        self.diagnose()
+
+    def mismatch(self, topic: str, text: str) -> None:
+        """Remember that nothing is received from (or by) somebody on a topic."""
+        self.mismatches[topic] = text
+        self._node.get_logger().warning(f'{topic}: {text}')
+        self.diagnose()
+
+    def snapshot(self) -> StatusSnapshot:
+        """Return the present status; of an unconfigured node, why the last configure failed."""
+        runner = self._runner()
+        if runner is not None:
+            return runner.status()
+        return StatusSnapshot(
+            phase=Phase.UNCONFIGURED, waiting_for='', prompt='', session=0, epoch=0, tick=0, step=0,
+            queue_depth=0, late_ticks=0, dropped_chunks=0, dropped_rows=0, clipped=0,
+            rejected_inputs=0, tick_p50_s=0.0, tick_p99_s=0.0, restore_bound_s=0.0, capsules=0,
+            capsule_bytes=0, last_refusal=self.failure, exact=False)
+
+    def publish(self) -> None:
+        """Publish the status now."""
+        now_ns = self._node.get_clock().now().nanoseconds
+        self._status.publish(conversions.policy_status(self.snapshot(), now_ns))
+
+    def diagnose(self) -> None:
+        """Publish the diagnostics now."""
+        now_ns = self._node.get_clock().now().nanoseconds
+        status = self.snapshot()
+        name = self._node.get_fully_qualified_name()
+        self._diagnostics.publish(DiagnosticArray(
+            header=Header(stamp=conversions.time(now_ns)),
+            status=[self._policy(name, status), self._topics(name)]))
+
+    def _policy(self, name: str, status: StatusSnapshot) -> DiagnosticStatus:
+        level, message = DiagnosticStatus.OK, status.phase.name
+        if status.phase is Phase.FAULT or self.failure:
+            level, message = DiagnosticStatus.ERROR, f'{message}: {status.last_refusal}'
+        elif status.waiting_for:
+            level, message = DiagnosticStatus.WARN, f'{message}, waiting for {status.waiting_for}'
+        fields = ('tick', 'step', 'epoch', 'queue_depth', 'late_ticks', 'dropped_chunks',
+                  'dropped_rows', 'clipped', 'rejected_inputs', 'tick_p50_s', 'tick_p99_s',
+                  'restore_bound_s', 'capsules', 'capsule_bytes', 'last_refusal')
+        return DiagnosticStatus(
+            level=level, name=f'{name}: policy', message=message, hardware_id='',
+            values=[KeyValue(key=f, value=str(getattr(status, f))) for f in fields])
+
+    def _topics(self, name: str) -> DiagnosticStatus:
+        return DiagnosticStatus(
+            level=DiagnosticStatus.WARN if self.mismatches else DiagnosticStatus.OK,
+            name=f'{name}: topics',
+            message='; '.join(f'{t}: {w}' for t, w in self.mismatches.items()) or 'all compatible',
+            hardware_id='',
+            values=[KeyValue(key=t, value=w) for t, w in self.mismatches.items()])

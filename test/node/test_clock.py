@@ -1,0 +1,73 @@
+"""Time over ROS: /clock jumps reach the policy, the status speaks while time stands still."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticArray
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import JointState
+
+from flashrt_ros.msg import CapsuleEvent, PolicyStatus
+from test.node.harness import LATCHED, Probe, Served, matched, until
+from test.node.robot import Robot
+
+Serve = Callable[..., Served]
+
+
+def test_p27_a_backward_jump_of_clock_stops_and_returns_to_origin(
+        probe: Probe, serve: Serve) -> None:
+    node = serve('numbered', use_sim_time=True)
+    ns = node.namespace
+    clock = probe.publisher(Clock, '/clock')
+    events = probe.listen(CapsuleEvent, f'{node.name}/capsule_events')
+    status = probe.listen(PolicyStatus, f'{node.name}/status', LATCHED)
+    joints = probe.publisher(JointState, f'{ns}/joint_states')
+    matched(clock, joints)
+
+    def at(second: int) -> None:
+        clock.publish(Clock(clock=Time(sec=second)))
+        until(lambda: node.node.get_clock().now().nanoseconds == second * 10**9,
+              f'time is not {second} s')
+
+    at(100)
+    for i in range(3):
+        joints.publish(JointState(name=['j0', 'j1', 'j2'], position=[0.1 * i] * 3))
+        until(lambda n=i + 1: node.node.runner.status().step == n, f'step {i + 1} is not done')
+    epoch = node.node.runner.epoch
+    at(50)
+    event = events.wait(lambda m: m.kind == CapsuleEvent.CLOCK_JUMP)
+    assert event.epoch == epoch + 1
+    after = status.wait(lambda m: m.epoch > epoch)
+    assert (after.tick, after.step) == (0, 0)
+
+
+def test_the_step_timer_of_a_live_policy_follows_simulated_time(
+        probe: Probe, serve: Serve) -> None:
+    node = serve('arm', use_sim_time=True)
+    robot = Robot(probe, node.name)
+    clock = probe.publisher(Clock, '/clock')
+    matched(clock)
+    clock.publish(Clock(clock=Time(sec=10)))
+    until(lambda: node.node.get_clock().now().nanoseconds == 10**10, 'time does not move')
+    robot.say()
+    execution = probe.inside(lambda: robot.client.execute())
+    robot.wait_phase('RUNNING')
+    assert not robot.actions.messages  # time stands still
+    for i in range(1, 6):
+        robot.say()
+        clock.publish(Clock(clock=Time(sec=10, nanosec=i * 10_000_000)))
+        robot.actions.count(i)
+    assert not execution.result.done()
+
+
+def test_status_and_diagnostics_speak_at_their_rate_while_time_stands_still(
+        probe: Probe, serve: Serve) -> None:
+    node = serve('arm', use_sim_time=True, status_hz=20)
+    status = probe.listen(PolicyStatus, f'{node.name}/status', LATCHED)
+    diagnostics = probe.listen(DiagnosticArray, '/diagnostics')
+    assert status.count(4)[-1].phase == PolicyStatus.HOLD
+    ours = diagnostics.wait(lambda m: any(s.name == f'{node.name}: policy' for s in m.status))
+    policy = next(s for s in ours.status if s.name.endswith('policy'))
+    assert policy.message == 'HOLD'
+    assert {'tick', 'epoch', 'restore_bound_s'} <= {v.key for v in policy.values}

@@ -1,0 +1,68 @@
+"""The public surface is frozen: names, types and parameters change only together with this file."""
+from __future__ import annotations
+
+from collections.abc import Callable
+import re
+
+import pytest
+
+from flashrt_ros.node.params import PARAMETERS
+from test.node.harness import Probe, Served
+from test.shared_data import ROOT
+
+OURS = 'flashrt_ros'
+SERVICES = {
+    'save_capsule': f'{OURS}/srv/SaveCapsule', 'restore_capsule': f'{OURS}/srv/RestoreCapsule',
+    'rollback': f'{OURS}/srv/Rollback', 'list_capsules': f'{OURS}/srv/ListCapsules',
+    'drop_capsule': f'{OURS}/srv/DropCapsule', 'keep_capsule': f'{OURS}/srv/KeepCapsule',
+    **dict.fromkeys(('checkpoint', 'rewind', 'reset', 'start', 'stop', 'pause', 'resume'),
+                    'std_srvs/srv/Trigger')}
+TOPICS = {'status': f'{OURS}/msg/PolicyStatus', 'chunk': f'{OURS}/msg/ActionChunk',
+          'capsule_events': f'{OURS}/msg/CapsuleEvent'}
+PARAMETER_TYPES = {
+    'policy_file': 'string', 'model_root': 'string', 'python_modules': 'string[]',
+    'capsule_dir': 'string', 'allow_force': 'bool', 'status_hz': 'float', 'history': 'int',
+    'device_slots': 'int', 'host_bytes': 'int', 'disk_bytes': 'int', 'max_capsules': 'int',
+    'segment_bytes': 'int', 'verify': 'bool', 'introspection': 'string'}
+STANDARD_SERVICES = re.compile(
+    r'(get|set|list|describe)_parameter\w*|(change_state|get_state|get_available_\w+|'
+    r'get_transition_graph|get_type_description)|execute/_action/\w+')
+
+
+def test_services_topics_and_the_action_are_those_of_the_design(
+        probe: Probe, serve: Callable[..., Served]) -> None:
+    node = serve('arm', activate=False)
+    probe.client(node.name)
+    of = (node.node.get_name(), node.namespace)
+
+    def private(pairs: list[tuple[str, list[str]]]) -> dict[str, str]:
+        prefix = f'{node.name}/'
+        return {n.removeprefix(prefix): t[0] for n, t in pairs if n.startswith(prefix)}
+
+    services = private(probe.node.get_service_names_and_types_by_node(*of))
+    assert {n: t for n, t in services.items() if not STANDARD_SERVICES.fullmatch(n)} == SERVICES
+    assert services['execute/_action/send_goal'] == f'{OURS}/action/ExecutePolicy_SendGoal'
+    published = private(probe.node.get_publisher_names_and_types_by_node(*of))
+    assert {n: t for n, t in published.items()
+            if '_action' not in n and n != 'transition_event'} == TOPICS
+
+
+def test_parameters_are_those_of_the_list() -> None:
+    assert {p.name: p.type for p in PARAMETERS} == PARAMETER_TYPES
+
+
+def test_the_readme_lists_every_parameter_with_its_default() -> None:
+    readme = ROOT / 'README.md'
+    rows = re.findall(r'^\| `(\w+)` \| (\S+) \| `([^`]*)` \|', readme.read_text(), re.M
+                      ) if readme.exists() else []
+    if not rows:
+        pytest.skip('README.md has no table of parameters yet')
+    assert {name: (kind, default) for name, kind, default in rows} == {
+        p.name: (p.type, spelled(p.default)) for p in PARAMETERS}
+
+
+def spelled(value: object) -> str:
+    """Return a default as YAML and the README write it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return '[]' if value == () else "''" if value == '' else str(value)
