@@ -42,7 +42,7 @@ ROS_REQUIRES = [f'ros-{DISTRO}-rclpy[fastrtps]', *(f'ros-{DISTRO}-{p}' for p in 
 REQUIRES = ['numpy>=1.23', 'PyYAML>=6', 'safetensors>=0.4.5', 'click>=8.1', 'rich>=13']
 EXTRAS = {
     'onnx': ['onnxruntime>=1.17', 'onnx>=1.16'],
-    'torch': ['torch>=2.6'],
+    'torch': ['torch>=2.9'],
     'cuda': ['cuda-core>=0.4', 'cuda-bindings>=12.9'],
     'tensorrt-rtx': ['tensorrt-rtx-cu13-libs', 'tensorrt-rtx-cu13-bindings'],
     'bags': ['rosbags>=0.10'],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+import functools
 import re
 from typing import Any
 
@@ -33,6 +34,7 @@ class TensorInfo:
     dtype: str
 
 
+@functools.lru_cache(4096)  # torch programs name their outputs in every tick
 def buffer_name(name: str) -> str:
     """Return a name that a buffer may have, equal to `name` wherever that is possible.
 

@@ -1,4 +1,4 @@
-"""Programs in torch over tensors that they are given: what a factory may return instead of a module.
+"""Programs in torch over tensors that they are given: what a factory may return, too.
 
 A module hides its state in attributes, so a backend must search it. A `TensorProgram` declares
 every buffer, is handed one tensor per buffer (on a GPU at the arena's addresses, in host memory on
@@ -19,8 +19,9 @@ from flashrt_ros.core.layout import Layout
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
-Tensors = Mapping[str, 'torch.Tensor']
+Tensors = Mapping[str, 'Tensor']
 TICK = 'tick'  # the program that every TensorProgram has
 PREFILL = 'prefill'  # one that takes in a prompt in a single launch
 
@@ -88,9 +89,9 @@ def torch_dtype(name: str) -> Any:
     return getattr(import_torch(), TORCH_TYPES[name])
 
 
-def host_tensor(array: NDArray[Any], dtype: str) -> torch.Tensor:
+def host_tensor(array: NDArray[Any], dtype: str) -> Tensor:
     """Return a tensor over the memory of an array in storage type."""
     torch = import_torch()
     flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
-    tensor: torch.Tensor = flat.view(torch_dtype(dtype)).view(array.shape)
+    tensor: Tensor = flat.view(torch_dtype(dtype)).view(array.shape)
     return tensor

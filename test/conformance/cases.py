@@ -128,6 +128,12 @@ def _onnx() -> tuple[Policy, Device]:
                                             state={'h_in': 'h_out'}))
 
 
+def _tensorrt() -> tuple[Policy, Device]:
+    """Load a model on the doubles of TensorRT and CUDA; for real: test_tensorrt_promises.py."""
+    from test.backends.tensorrt_double import on_double
+    return on_double('tensorrt')()
+
+
 def _host(make: Callable[..., Any]) -> Callable[[], tuple[Policy, Device]]:
     return lambda: (make(), host.HostDevice())
 
@@ -137,6 +143,7 @@ CASES = [
     Case('host-chunked', _host(reference.chunked), ('history', 'h')),
     Case('host-journal', _host(reference.journal), ('keys', 'values', 'kv_length')),
     Case('onnx-gru', _onnx, ('h_in',)),
+    Case('tensorrt-double', _tensorrt, ('h_in', 'c_in', 't_in')),
 ]
 
 
