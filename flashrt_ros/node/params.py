@@ -36,6 +36,13 @@ class Param:
         return {bool: 'bool', int: 'int', float: 'float', str: 'string'}.get(
             type(self.default), 'string[]')
 
+    @property
+    def spelled(self) -> str:
+        """Return the default as YAML writes it."""
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return '[]' if self.default == () else "''" if self.default == '' else str(self.default)
+
     def cast(self, value: Any) -> Any:
         """Return the value in this parameter's type. Raises ValueError that says what is wanted."""
         kind = self.type
@@ -91,7 +98,17 @@ PARAMETERS: tuple[Param, ...] = (
           'Service introspection of the capsule services: off, metadata or contents.',
           choices=INTROSPECTION),
 )
+WHEN = {'start': 'fixed after start', 'configure': 'at configure', 'always': 'at once'}
 BY_NAME: Mapping[str, Param] = {p.name: p for p in PARAMETERS}
+
+
+def table() -> str:
+    """Return the parameters as the Markdown table of the README."""
+    rows = ['| parameter | type | default | takes effect | meaning |', '|---|---|---|---|---|']
+    for p in PARAMETERS:
+        rows.append(f'| `{p.name}` | {p.type} | `{p.spelled}` | {WHEN[p.when]} | '
+                    f'{p.description} |')
+    return '\n'.join(rows)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from flashrt_ros.ingest.spec import OutputSpec
 from flashrt_ros.msg import ActionChunk, CapsuleEvent
 from flashrt_ros.node import conversions
 from flashrt_ros.node.goals import Goals
-from flashrt_ros.node.status import Status
+from flashrt_ros.node.status import NO_EVENTS, Status
 from flashrt_ros.runtime.sink import ChunkRecord, Feedback, Goal, GoalResult
 
 RELIABLE = QoSProfile(depth=10)   # rclpy's default reliability: fits every subscriber
@@ -37,8 +37,10 @@ class RosSink:
         self._node = node
         self._status = status
         self._goals = goals
-        self._chunks = node.create_publisher(ActionChunk, '~/chunk', DEEP)
-        self._events = node.create_publisher(CapsuleEvent, '~/capsule_events', DEEP)
+        self._chunks = node.create_publisher(ActionChunk, '~/chunk', DEEP,
+                                             event_callbacks=NO_EVENTS)
+        self._events = node.create_publisher(CapsuleEvent, '~/capsule_events', DEEP,
+                                             event_callbacks=NO_EVENTS)
         self._outputs: dict[str, tuple[Any, Callable[[Command, int], Any]]] = {}
 
     def open(self, outputs: Mapping[str, OutputSpec]) -> None:
@@ -50,11 +52,15 @@ class RosSink:
                 kind, spec.topic, RELIABLE,
                 qos_overriding_options=QoSOverridingOptions.with_default_policies(),
                 event_callbacks=PublisherEventCallbacks(
-                    incompatible_qos=lambda event, topic=spec.topic: self._status.mismatch(
-                        topic, f'{event.total_count} subscriber(s) request an incompatible '
-                        f'{qos_policy_name_from_kind(event.last_policy_kind).lower()}; they '
-                        'receive nothing')))
+                    use_default_callbacks=False, incompatible_qos=self._mismatch(spec.topic)))
             self._outputs[name] = (publisher, build)
+
+    def _mismatch(self, topic: str) -> Callable[[Any], None]:
+        def report(event: Any) -> None:
+            policy = qos_policy_name_from_kind(event.last_policy_kind).lower()
+            self._status.mismatch(topic, f'{event.total_count} subscriber(s) request an '
+                                  f'incompatible {policy}; they receive nothing')
+        return report
 
     def close(self) -> None:
         """Take the outputs back."""

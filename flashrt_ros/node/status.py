@@ -7,6 +7,7 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.callback_groups import CallbackGroup
 from rclpy.clock import Clock, ClockType
+from rclpy.event_handler import PublisherEventCallbacks
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from std_msgs.msg import Header
@@ -20,6 +21,10 @@ from flashrt_ros.runtime.sink import StatusSnapshot
 LATCHED = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE,
                      durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
+# rclpy adds two handlers to every publisher, each of which costs every pass of its executor; these
+# topics' own readers say it when they do not fit.
+NO_EVENTS = PublisherEventCallbacks(use_default_callbacks=False)
+
 
 class Status:
     """Publishes on every change and at status_hz. `publish` may be called from any thread."""
@@ -32,9 +37,10 @@ class Status:
         self._timer: Any = None
         self.failure = ''                        # why the last configure failed
         self.mismatches: dict[str, str] = {}     # topic -> what does not fit
-        self._status = node.create_publisher(PolicyStatus, '~/status', LATCHED)
+        self._status = node.create_publisher(PolicyStatus, '~/status', LATCHED,
+                                            event_callbacks=NO_EVENTS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics',
-                                                  QoSProfile(depth=10))
+                                                  QoSProfile(depth=10), event_callbacks=NO_EVENTS)
 
     def set_rate(self, hz: float) -> None:
         """Publish at this rate too, by a steady clock: also while simulated time stands still."""

@@ -6,11 +6,12 @@ import threading
 from typing import Any
 
 import pytest
+from sensor_msgs.msg import JointState
 
 from flashrt_ros.core.errors import Code
 from flashrt_ros.msg import CapsuleEvent
-from test.node.harness import Probe, Served
-from test.node.robot import Robot
+from test.node.harness import Probe, Served, matched
+from test.node.robot import JOINTS, Robot
 
 Serve = Callable[..., Served]
 HELD = [200.0, 0.0, 0.0]  # as j0 it holds the tick of held_policy
@@ -145,11 +146,19 @@ def test_p18_a_handler_whose_runner_raises_still_answers_and_the_next_call_works
     assert robot.call(service).success
 
 
-def test_p18_a_call_on_an_otherwise_silent_node_is_answered(probe: Probe, serve: Serve) -> None:
-    node = serve('arm')  # status_hz 0, no input: nothing else wakes its executor
+def test_p18_a_restore_on_an_otherwise_silent_node_is_answered_when_its_copy_is_done(
+        probe: Probe, serve: Serve, gate: Any) -> None:
+    node = serve('held_lockstep')  # no timer, status_hz 0: nothing else wakes its executor
     client = probe.client(node.name)
-    for _ in range(5):
-        assert probe.call(lambda: client.restore('origin'), timeout=5).success
+    joints = probe.publisher(JointState, f'{node.namespace}/joint_states')
+    matched(joints)
+    joints.publish(JointState(name=list(JOINTS), position=HELD))
+    assert gate.ENTERED.wait(10)
+    waiting = probe.inside(lambda: client.restore('origin'))
+    assert probe.call(lambda: client.list()).success  # the restore was taken before
+    assert not waiting.done()
+    gate.GATE.set()
+    assert probe.result(waiting, timeout=5).success
 
 
 def test_every_verb_tells_of_itself_on_capsule_events(probe: Probe, serve: Serve) -> None:

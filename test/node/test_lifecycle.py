@@ -123,6 +123,25 @@ def test_a_policy_that_raises_while_it_is_built_fails_configure_with_its_words(
     assert lifecycle.state == 'unconfigured'
 
 
+def test_a_message_type_that_is_not_installed_leaves_nothing_half_configured(
+        probe: Probe, serve: Serve, tmp_path: Path) -> None:
+    good = (POLICIES / 'arm.yaml').read_text()
+    path = tmp_path / 'types.yaml'
+    path.write_text(good.replace(
+        '    - {term: joint_velocity, topic: joint_states, joints: *arm}',
+        '    - {term: array, topic: other, type: no_such_msgs/msg/Thing, field: data, length: 3}'))
+    node = serve(path, activate=False)
+    status = probe.listen(PolicyStatus, f'{node.name}/status', LATCHED)
+    lifecycle = Lifecycle(probe, node)
+    client = probe.client(node.name)
+    assert not lifecycle.change(Transition.TRANSITION_CONFIGURE)
+    status.wait(lambda m: 'no_such_msgs' in m.last_refusal)
+    assert probe.call(lambda: client.save()).code == Code.NOT_CONFIGURED
+    path.write_text(good)
+    assert lifecycle.change(Transition.TRANSITION_CONFIGURE)
+    assert probe.call(lambda: client.save()).success
+
+
 def test_the_policy_file_cannot_be_changed_while_the_node_runs(serve: Any) -> None:
     node = serve('arm')
     from rclpy.parameter import Parameter

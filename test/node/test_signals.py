@@ -79,6 +79,19 @@ def test_p32_a_node_in_hold_ends_at_once_and_publishes_nothing(probe: Probe) -> 
         assert not robot.actions.messages
 
 
+def test_p32_a_signal_during_a_configure_that_does_not_return_ends_it_too(tmp_path: Path) -> None:
+    entered, policy = tmp_path / 'entered', tmp_path / 'slow.yaml'
+    policy.write_text((POLICIES / 'arm.yaml').read_text().replace(':held', ':slow'))
+    child = subprocess.Popen(
+        [sys.executable, '-m', 'flashrt_ros.tools.cli', 'serve', str(policy), *OPTIONS],
+        env={**ENV, 'PYTHONPATH': str(POLICIES), 'HELD_FILE': str(entered)},
+        stderr=subprocess.PIPE, text=True)
+    until(entered.exists, 'the factory is not called')
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(6) == 0
+    assert 'Traceback' not in child.communicate()[1]
+
+
 def test_serve_says_why_it_cannot_start_and_ends_with_code_1(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, '-m', 'flashrt_ros.tools.cli', 'serve', str(tmp_path / 'no.yaml')],
