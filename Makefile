@@ -6,13 +6,15 @@
 PYTHON ?= python3
 FLASHRT_ROS_DISTRO ?= jazzy
 VENV ?= $(if $(filter jazzy,$(FLASHRT_ROS_DISTRO)),.venv,.venv-$(FLASHRT_ROS_DISTRO))
+ENV_PYTHON ?= $(PYTHON)
+TORCH ?= cpu
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 MATRIX_PYTHON ?= 3.11 3.12
 MATRIX_DISTRO ?= jazzy kilted
 
-SETUP = $(PYTHON) scripts/setup_venv.py --venv $(VENV) --python $(PYTHON)
+SETUP = $(PYTHON) scripts/setup_venv.py --venv $(VENV) --python $(ENV_PYTHON)
 # Nothing that this Makefile starts is discovered by other machines.
 ROS = ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST
 export FLASHRT_ROS_DISTRO
@@ -28,7 +30,7 @@ demo: ## serve, save, disturb, rewind: the whole story in a minute
 	$(ROS) $(VENV)/bin/python -m flashrt_ros.demo $(DEMO_ARGS)
 
 test: ## the tests that hold the promises, under eight minutes on two cores
-	@$(SETUP) test --torch cpu
+	@$(SETUP) test --torch $(TORCH)
 	$(ROS) $(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 test-long: ## the long runs, kill counts and many seeds
@@ -38,9 +40,8 @@ test-long: ## the long runs, kill counts and many seeds
 test-all: lint ## the matrix of Pythons and distributions, long runs, colcon, figures; an hour
 	set -e; for d in $(MATRIX_DISTRO); do for p in $(MATRIX_PYTHON); do \
 	  echo "== Python $$p, ROS $$d"; \
-	  $(MAKE) --no-print-directory test FLASHRT_ROS_DISTRO=$$d PYTHON=$(PYTHON) \
-	    VENV=.venv-$$d-$$p SETUP="$(PYTHON) scripts/setup_venv.py --venv .venv-$$d-$$p \
-	    --python python$$p"; done; done
+	  $(MAKE) --no-print-directory test FLASHRT_ROS_DISTRO=$$d VENV=.venv-$$d-$$p \
+	    ENV_PYTHON=python$$p TORCH=any; done; done
 	$(MAKE) --no-print-directory test-long
 	$(MAKE) --no-print-directory build-colcon
 	$(MAKE) --no-print-directory bench

@@ -43,7 +43,7 @@ REQUIRES = ['numpy>=1.23', 'PyYAML>=6', 'safetensors>=0.4.5', 'click>=8.1', 'ric
 EXTRAS = {
     'onnx': ['onnxruntime>=1.17', 'onnx>=1.16'],
     'torch': ['torch>=2.9'],
-    'cuda': ['cuda-core>=0.4', 'cuda-bindings>=12.9'],
+    'cuda': ['cuda-bindings>=12.9'],
     'tensorrt-rtx': ['tensorrt-rtx-cu13-libs', 'tensorrt-rtx-cu13-bindings'],
     'bags': ['rosbags>=0.10'],
     'trees': ['py_trees>=2.2,<3'],
@@ -51,7 +51,9 @@ EXTRAS = {
     'plot': ['matplotlib>=3.7'],
     'demo': ['onnxruntime>=1.17', 'onnx>=1.16', 'mujoco>=3.2', 'py_trees>=2.2,<3',
              'matplotlib>=3.7', 'pillow>=10', 'rosbags>=0.10'],
-    'test': ['pytest>=8', 'hypothesis>=6.100'],
+    # The engine of BehaviorTree.CPP; there are wheels for this platform only, tests skip elsewhere.
+    'test': ['pytest>=8', 'hypothesis>=6.100',
+             'behaviortreepy>=0.1.4,<0.2; platform_machine=="x86_64" and sys_platform=="linux"'],
 }
 
 

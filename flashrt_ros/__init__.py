@@ -2,12 +2,14 @@
 
 Layers, from the bottom; each imports only what stands above it in this list:
 
-  core      numpy and small libraries: layout, arena, seam, capsules, store, session. No ROS, no GPU.
+  core      numpy and small libraries: layout, arena, seam, capsules, store, session. No ROS and
+            no GPU library.
   backends  what runs a policy: host (numpy), onnx, torch, tensorrt; cuda is the device of the last
             two. Chosen by name in the policy file, imported only when chosen.
   ingest    the policy file; messages to inputs, outputs to commands. Reads messages by attribute,
             so the live node and an offline replay use the same objects. No ROS.
-  runtime   steps, phases, goals, stop, guard: the policy at work, whoever brings the messages. No ROS.
+  runtime   steps, phases, goals, stop, guard: the policy at work, whoever brings the messages. No
+            ROS.
   node      ROS wiring: lifecycle, services, the action, topics, parameters.
   clients   what calls the node: futures, py_trees behaviours, trees for BehaviorTree.CPP.
   tools     the command line: serve, replay, verify, build, inspect. Works without ROS where it can.

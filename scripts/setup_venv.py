@@ -103,7 +103,7 @@ def find_python(wanted: str) -> str | None:
     candidates = [wanted]
     exact = re.fullmatch(r'python(3\.\d+)', wanted)
     pyenv = Path(os.environ.get('PYENV_ROOT', Path.home() / '.pyenv')) / 'versions'
-    versions = [exact.group(1)] if exact else list(reversed(SUPPORTED))
+    versions = [v for v in reversed(SUPPORTED) if exact is None or v == exact.group(1)]
     for version in versions:
         candidates.append(f'python{version}')
         candidates += [str(p) for p in sorted(pyenv.glob(f'{version}.*/bin/python'))]
@@ -114,8 +114,7 @@ def find_python(wanted: str) -> str | None:
                                  capture_output=True, text=True, check=False, env=clean_env())
         except OSError:
             continue
-        if out.returncode == 0 and out.stdout.strip() in versions + (
-                [] if exact else list(SUPPORTED)):
+        if out.returncode == 0 and out.stdout.strip() in versions:
             return candidate
     return None
 

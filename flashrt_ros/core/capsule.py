@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 import re
+from typing import Any, TypeVar
 
 from flashrt_ros.core.errors import Code, Refusal
 from flashrt_ros.core.journal import Pieces, Strands, release
 from flashrt_ros.core.layout import Fingerprint
 from flashrt_ros.core.payload import Payload, Tier
 
+T = TypeVar('T')
 ORIGIN = 'origin'
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}')
 
@@ -26,6 +28,16 @@ def check_name(name: str) -> str:
         raise Refusal(Code.INVALID_NAME, f'{name[:140]!r} is no capsule name: use 1 to 128 '
                       'letters, digits, _ . - and start with a letter or digit')
     return name
+
+
+def made(cls: type[T], /, **fields: Any) -> T:
+    """Return a frozen dataclass of its fields, those with plain defaults may be left out.
+
+    Its own constructor sets them one by one through `object`, which took half the time of a save.
+    """
+    thing = object.__new__(cls)
+    thing.__dict__.update(fields)
+    return thing
 
 
 @dataclass(frozen=True)
@@ -150,10 +162,12 @@ class Capsule:
 
     def info(self) -> CapsuleInfo:
         """Return what is told of it."""
-        return CapsuleInfo(self.name, self.id, self.parent, self.note, self.tick, self.step,
-                           self.session, self.epoch, self.mark.stamp_ns, self.tier, self.nbytes,
-                           self.pinned, self.durable, self.exact, self.fingerprint_digest,
-                           dict(self.mark.witness))
+        return made(
+            CapsuleInfo, name=self.name, id=self.id, parent_id=self.parent, note=self.note,
+            tick=self.tick, step=self.step, session=self.session, epoch=self.epoch,
+            stamp_ns=self.mark.stamp_ns, tier=self.tier, nbytes=self.nbytes, pinned=self.pinned,
+            durable=self.durable, exact=self.exact, fingerprint=self.fingerprint_digest,
+            witness=dict(self.mark.witness))
 
 
 class EventKind(IntEnum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+import re
 import secrets
 import stat
 from typing import Any
@@ -19,6 +20,7 @@ from flashrt_ros.core.errors import Code, Refusal
 
 SUFFIX = '.capsule'
 _PART = '.part-'
+_LEFT = re.compile(r'[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}\.part-[0-9a-f]{16}')
 
 
 class CapsuleFolder:
@@ -29,7 +31,8 @@ class CapsuleFolder:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for left in path.glob(f'*{_PART}*'):
-                left.unlink(missing_ok=True)  # of a writer that was killed
+                if _LEFT.fullmatch(left.name):
+                    left.unlink(missing_ok=True)  # of a writer that was killed
         except OSError as error:
             raise Refusal(Code.IO, f'capsule folder {path}: {error.strerror}') from error
 
@@ -66,10 +69,12 @@ class CapsuleFolder:
             os.close(fd)
 
     def remove(self, name: str) -> None:
-        """Remove a capsule's file, durably. Raises Refusal(IO)."""
+        """Remove a capsule's file, if there is one, durably. Raises Refusal(IO)."""
         try:
-            self.file(name).unlink(missing_ok=True)
+            self.file(name).unlink()
             self._sync_folder()
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise Refusal(Code.IO, f'capsule {name!r} could not be removed: '
                           f'{error.strerror}') from error

@@ -63,3 +63,10 @@ class Refusal(Exception):  # noqa: N818 - the field says refusal, and it is no e
 
     def __str__(self) -> str:
         return f'{self.code.name}: {self.message}'
+
+
+def told(error: Exception) -> tuple[Code, str]:
+    """Return code and sentence of any failure; what is no refusal is INTERNAL."""
+    if isinstance(error, Refusal):
+        return error.code, error.message
+    return Code.INTERNAL, f'{type(error).__name__}: {error}'

@@ -60,8 +60,8 @@ class Forks:
 
         Raises Refusal: UNSUPPORTED where all declared live sets are in use, NOT_FOUND, EVICTED.
         """
-        plan = self.plan_restore(name)
         with self._lock:
+            plan = self.plan_restore(name)
             if not self._spare_sets:
                 raise Refusal(Code.UNSUPPORTED, f'all {self.options.live_sets} live sets are in '
                               'use; declare more with live_sets')
@@ -88,9 +88,8 @@ class Forks:
         if self._live.journals:
             raise Refusal(Code.UNSUPPORTED, 'a preview of a policy with journals needs a live set '
                           'of its own; declare live_sets: 2')
-        plan = self.plan_restore(name)
         with self._lock:
-            boundary = plan.boundary.held()
+            boundary = self.plan_restore(name).boundary.held()
         return self._worker.call(lambda: _preview_in_place(self, boundary, inputs)).result()
 
 

@@ -16,9 +16,10 @@ from flashrt_ros.core.payload import Payload
 class Inference:
     """What submit returns. Fields below `done` are valid once it is true."""
 
-    def __init__(self, latch: Latch, epoch: int) -> None:
+    def __init__(self, latch: Latch, epoch: int, *, prefill: bool = False) -> None:
         self.latch = latch
         self.epoch = epoch
+        self.prefill = prefill
         self.error: Refusal | None = None
         self.outputs: Mapping[str, NDArray[Any]] = {}
         self.slot: Payload | None = None

@@ -18,9 +18,10 @@ from flashrt_ros.core.errors import Code, Refusal
 from flashrt_ros.core.journal import Pieces, Strands
 from flashrt_ros.core.layout import Layout, Role, Space
 from flashrt_ros.core.payload import Payload
-from flashrt_ros.core.seam import Device, Policy, Prefills
+from flashrt_ros.core.seam import Buffer, Device, Policy, Prefills
 
 Arrays = Mapping[str, NDArray[Any]]
+NEIGHBOURS = 4096  # bytes between lengths that one copy fetches; a copy costs more than they do
 
 
 class LiveSet:
@@ -45,18 +46,37 @@ class LiveSet:
                 if b.spec.role is Role.STATE and b.spec.space is Space.HOST and b.array is not None}
             self.journals = [b for b in self.arena.buffers.values() if b.spec.is_journal]
             names = dict.fromkeys(b.spec.length or '' for b in self.journals)
-            self._length_buffers = [self.arena.buffers[n] for n in names]
-            self._lengths = device.alloc(max(8 * len(names), 8), Space.HOST)
+            self._read: list[tuple[Any, int, int, int]] = []  # block, offset, bytes, at in staging
+            at = self._place_lengths([self.arena.buffers[n] for n in names])
+            self._lengths = device.alloc(max(at, 8), Space.HOST)
             self._staging.append(self._lengths)
-            view = device.view(self._lengths, 0, 8 * len(names))
+            view = device.view(self._lengths, 0, at)
             assert view is not None
             self._length_view = view.view(np.int64)
+            self._limits = {n: min(b.spec.rows()[1] for b in self.journals if b.spec.length == n)
+                            for n in names}
             self.lengths: dict[str, int] = dict.fromkeys(names, 0)
             self.strands: dict[str, Strands] = {n: ((next(strand_ids), 0),) for n in names}
             self.bound = policy.bind(self.arena.buffers, device)
         except BaseException:
             self._free()
             raise
+
+    def _place_lengths(self, buffers: list[Buffer]) -> int:
+        """Plan how lengths come to the host, neighbours at once; return the bytes of staging."""
+        at = 0
+        self._length_words: dict[str, int] = {}
+        for b in sorted(buffers, key=lambda b: (id(b.block), b.offset)):
+            last = self._read[-1] if self._read else None
+            if last is not None and last[0] is b.block and b.offset - last[1] <= NEIGHBOURS:
+                at = last[3]
+                self._read[-1] = (b.block, last[1], b.offset + 8 - last[1], at)
+                self._length_words[b.spec.name] = (at + b.offset - last[1]) // 8
+            else:
+                self._read.append((b.block, b.offset, 8, at))
+                self._length_words[b.spec.name] = at // 8
+            at += self._read[-1][2]
+        return at
 
     def _stage(self, role: Role) -> dict[str, NDArray[Any]]:
         """Return host arrays of a role; of a device that the CPU cannot reach, pinned staging."""
@@ -118,25 +138,28 @@ class LiveSet:
             d.copy(slot.block, slot.offset, self.plain.block, self.plain.offset, self.plain.nbytes)
         before = dict(self.lengths)
         self.read_lengths()
-        appends = getattr(self.bound, 'prefill_appends', False)
         for name, length in self.lengths.items():
-            if length < before[name] or (prefill and not appends):
+            if length < before[name] or (prefill and self.prefill_rewrites):
                 # the program rewrote the journal from its start
                 self.strands[name] = ((next(self._strand_ids), 0),)
         return {n: a.copy() for n, a in self._outputs.items()}
 
+    @property
+    def prefill_rewrites(self) -> bool:
+        """Whether a prefill may change rows that were final before it."""
+        return not getattr(self.bound, 'prefill_appends', False)
+
     def read_lengths(self) -> None:
         """Bring the journals' lengths to the host. Waits for the device."""
-        for i, b in enumerate(self._length_buffers):
-            self.device.copy(self._lengths, 8 * i, b.block, b.offset, 8)
+        for block, offset, nbytes, at in self._read:
+            self.device.copy(self._lengths, at, block, offset, nbytes)
         self.device.sync(self.device.mark())
-        for i, b in enumerate(self._length_buffers):
-            length = int(self._length_view[i])
-            rows = min(j.spec.rows()[1] for j in self.journals if j.spec.length == b.spec.name)
-            if not 0 <= length <= rows:
-                raise Refusal(Code.BACKEND, f'{b.spec.name} is {length} after a tick; its journal '
-                              f'has {rows} rows')
-            self.lengths[b.spec.name] = length
+        for name, word in self._length_words.items():
+            length = int(self._length_view[word])
+            if not 0 <= length <= self._limits[name]:
+                raise Refusal(Code.BACKEND, f'{name} is {length} after a tick; its journal has '
+                              f'{self._limits[name]} rows')
+            self.lengths[name] = length
 
     def save_plain(self, slot: Payload) -> None:
         """Copy plain STATE into a slot and wait."""
@@ -155,7 +178,11 @@ class LiveSet:
             want = lengths[name]
             have = journal.shared_rows(self.strands[name], self.lengths[name],
                                        strands[name], want)
-            moved += journal.copy_in(self.device, b, pieces.get(b.spec.name, ()), have, want)
+            copied = journal.copy_in(self.device, b, pieces.get(b.spec.name, ()), have, want)
+            if copied != journal.segment_bytes(b.spec, max(0, want - have)):
+                raise Refusal(Code.INTERNAL, f'rows {have} to {want} of {b.spec.name} are kept '
+                              'nowhere')
+            moved += copied
         for name, want in lengths.items():
             self.strands[name] = journal.lowered(strands[name], want, next(self._strand_ids))
             self.lengths[name] = want

@@ -6,7 +6,7 @@ fork.py continues them elsewhere.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 import itertools
 import threading
@@ -16,7 +16,7 @@ from flashrt_ros.core.capsule import Boundary, Capsule, CapsuleInfo, Event, Even
 from flashrt_ros.core.disk import CapsuleFolder
 from flashrt_ros.core.errors import Code, Refusal
 from flashrt_ros.core.inference import Inference
-from flashrt_ros.core.journal import Pieces, Strands
+from flashrt_ros.core.journal import Pieces, Strands, shared_rows
 from flashrt_ros.core.layout import BufferSpec, Fingerprint, Layout
 from flashrt_ros.core.live import LiveSet
 from flashrt_ros.core.payload import HostBlocks, Payload, Segment, SegmentPool, SlotPool
@@ -68,6 +68,7 @@ class Parts:
     _head_slot: Payload | None
     _head_lengths: Mapping[str, int]
     _head_strands: Mapping[str, Strands]
+    _moved: bool  # ring off: a tick was accepted whose step is not committed yet
     _on_event: Callable[[Event], None] | None
 
     # -- epochs ---------------------------------------------------------------------------
@@ -130,8 +131,29 @@ class Parts:
         kind = EventKind.MOVED if capsule.durable else EventKind.EVICTED
         self._events.append(Event(kind, replace(info, tier=capsule.tier), self.epoch))
 
-    def _reserve_rows(self, spec: BufferSpec, first: int, last: int,
-                      held: Mapping[str, Pieces]) -> Segment:
+    def _stands(self, boundary: Boundary) -> bool:
+        """Whether the live journals still have a boundary's rows: no later tick or prefill that
+        rewrites them was accepted, is finished or runs."""
+        flight = self.in_flight
+        if flight is not None and flight.prefill and self._live.prefill_rewrites and (
+                any(boundary.lengths.values())):
+            return False
+        later = [(self._head_strands, self._head_lengths)]
+        if flight is not None and flight.done and flight.error is None:
+            later.append((flight.strands, flight.lengths))
+        return all(shared_rows(boundary.strands[n], rows, strands[n], lengths[n]) >= rows
+                   for strands, lengths in later for n, rows in boundary.lengths.items())
+
+    def _check_rows(self, wanted: Sequence[tuple[BufferSpec, int, int]],
+                    held: Mapping[str, Pieces]) -> None:
+        """See saving.py."""
+        raise NotImplementedError
+
+    def _remove(self, capsule: Capsule) -> None:
+        """See saving.py."""
+        raise NotImplementedError
+
+    def _reserve_rows(self, spec: BufferSpec, first: int, last: int) -> Segment:
         """See saving.py."""
         raise NotImplementedError
 

@@ -84,11 +84,13 @@ class SlotPool:
 
 
 class HostBlocks:
-    """Host (pinned) blocks of `nbytes` each. Pinned memory is slow to get, so freed ones stay."""
+    """Host (pinned) blocks of `nbytes` each. Pinned memory is slow to get, so all stay to the end.
+    """
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
         self.nbytes = nbytes
+        self._all: list[Any] = []
         self._spare: list[Any] = []
 
     def take_spare(self) -> Payload | None:
@@ -98,6 +100,7 @@ class HostBlocks:
     def allocate(self) -> Payload:
         """Return a new block, without any lock. Raises Refusal(NO_MEMORY)."""
         block = self._device.alloc(max(self.nbytes, 1), Space.HOST)
+        self._all.append(block)
         return Payload(self, block, 0, self.nbytes, Tier.HOST)
 
     def give_back(self, payload: Payload) -> None:
@@ -105,9 +108,9 @@ class HostBlocks:
         self._spare.append(payload.block)
 
     def close(self) -> None:
-        """Free the spare blocks."""
-        while self._spare:
-            self._device.free(self._spare.pop())
+        """Free all blocks, those of capsules too."""
+        while self._all:
+            self._device.free(self._all.pop())
 
 
 class Segment:

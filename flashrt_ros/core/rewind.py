@@ -27,8 +27,9 @@ class Plan:
 
     @property
     def is_origin(self) -> bool:
-        """Whether it goes to the fresh start, which has neither witness nor age."""
-        return self.capsule is not None and self.capsule.name == ORIGIN
+        """Whether it goes to the fresh start, which has neither witness nor age: to `origin` or to
+        a capsule that was saved before the first tick."""
+        return self.boundary.tick == 0
 
     @property
     def mark(self) -> Mark:
@@ -92,7 +93,7 @@ class Rewinding(Parts):
                 return step == newest.step - steps
             return stamp_ns <= newest.mark.stamp_ns - round(seconds * 1e9)
         for b in reversed(self._ring):
-            if wanted(b.step, b.mark.stamp_ns) and b.payload is not None:
+            if wanted(b.step, b.mark.stamp_ns) and b.payload is not None and self._stands(b):
                 info = CapsuleInfo('', '', b.parent, '', b.tick, b.step, self.id, self.epoch,
                                    b.mark.stamp_ns, b.payload.tier, self.state_nbytes,
                                    exact=self.exact, fingerprint=self._fingerprint_digest,
@@ -127,8 +128,11 @@ class Rewinding(Parts):
         with self._lock:
             self._check_fault()
             if plan.capsule is not None and plan.capsule.boundary is not plan.boundary:
-                self._store.get(plan.capsule.name, plan.capsule.id)
-            if plan.capsule is None and not any(b is plan.boundary for b in self._ring):
+                # it has left the memory since it was checked, and may be there again
+                plan = self._plan(plan.kind, self._store.get(plan.capsule.name, plan.capsule.id),
+                                  accept_inexact=True)
+            if plan.capsule is None and not (any(b is plan.boundary for b in self._ring)
+                                             and self._stands(plan.boundary)):
                 raise Refusal(Code.NOTHING_TO_ROLL_BACK, 'the boundary has left the ring')
             target = plan.boundary.held()
             if self.in_flight is not None:
@@ -147,6 +151,7 @@ class Rewinding(Parts):
                     self._ring.pop().release()
                 self._parent = plan.boundary.parent
                 self._set_head(target.payload, target.lengths, target.strands)
+            self._moved = False
             self.exact = self._build_exact and plan.info.exact
             self._live.set_host(target.host)
             self.pending_after_restore = target.pending
@@ -157,6 +162,8 @@ class Rewinding(Parts):
         """On the device thread: the copy."""
         copying = time.perf_counter()
         try:
+            if self.fault is not None:  # the inference that it waited for has failed
+                raise self.fault
             assert target.payload is not None
             self._live.load(target.payload, target.lengths, target.strands, target.pieces)
         except Exception as error:

@@ -1,9 +1,9 @@
 """Naming boundaries and keeping them: save, drop, keep, list, and the moves that make room."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-import secrets
+import os
 
 from flashrt_ros.core import journal
 from flashrt_ros.core.capsule import (
@@ -14,11 +14,12 @@ from flashrt_ros.core.capsule import (
     Event,
     EventKind,
     check_name,
+    made,
 )
-from flashrt_ros.core.errors import Code, Refusal
+from flashrt_ros.core.errors import Code, Refusal, told
 from flashrt_ros.core.journal import Piece, Pieces
-from flashrt_ros.core.layout import BufferSpec
-from flashrt_ros.core.payload import Payload, Segment, Tier
+from flashrt_ros.core.layout import BufferSpec, align
+from flashrt_ros.core.payload import ROW_ALIGNMENT, Segment, Tier
 from flashrt_ros.core.persist import Persisting
 from flashrt_ros.core.store import Room
 
@@ -55,8 +56,8 @@ class Saving(Persisting):
             raise Refusal(Code.INVALID_ARGUMENT, f'the note has {len(note)} characters, at most '
                           f'{MAX_NOTE} are kept')
         check_lease(lease_s)
-        if persist:
-            self._check_persist()
+        if not self.options.history:
+            self._commit_live()
         with self._lock:
             if request_id and request_id in self._answers:
                 return self._answers[request_id]
@@ -65,24 +66,26 @@ class Saving(Persisting):
             if old is not None and old.tier is not Tier.NONE and not overwrite:
                 raise Refusal(Code.EXISTS, f'there is a capsule {name!r}; set overwrite or choose '
                               'another name')
+            if persist:
+                self._check_persist(replacing=old)
             newest = self._ring[-1]
             if newest.payload is None:
-                newest.payload = self._copy_live()
+                raise self._busy()
             room = self._store.make_room(newest.payload, replacing=old)
             boundary = newest.held()
-            try:
-                boundary.pieces = self._save_journals(boundary)
-            except Refusal:
-                boundary.release()
-                raise
+            if not boundary.pieces:  # a restored one has its rows
+                try:
+                    boundary.pieces = self._save_journals(boundary)
+                except Refusal:
+                    boundary.release()
+                    raise
             self._carry_out(room)
             if old is not None:
                 self._remove(old)
             capsule = self._enter(name or self._free_name(), boundary, note=note, pin=pin,
                                   lease_s=lease_s)
             self._parent = newest.parent = capsule.id
-            self._tell(EventKind.SAVED, capsule)
-            info = capsule.info()
+            info = self._tell(EventKind.SAVED, capsule)
             if persist:
                 self.persist(capsule.name)
             if request_id:
@@ -92,18 +95,43 @@ class Saving(Persisting):
         self._flush_events()
         return info
 
-    def _copy_live(self) -> Payload:
-        """With the ring off: commit the live set now, which is possible between inferences."""
-        if self.in_flight is not None:
-            raise Refusal(Code.BUSY, 'history is 0, so a save is possible only between '
-                          'inferences; try again, or set history to 1 or more')
-        slot = self._pool.take()
+    def _commit_live(self) -> None:
+        """With the ring off: copy the live set now, if the newest boundary is still in it alone.
+
+        Waits for the device thread, and so without the lock.
+        """
+        with self._lock:
+            boundary = self._ring[-1]
+            if boundary.payload is not None or self.fault is not None:
+                return
+            if self.in_flight is not None or self._moved:
+                raise self._busy()
+        if self._worker.is_current:
+            self._copy_live(boundary)
+        else:
+            self._worker.call(lambda: self._copy_live(boundary)).result()
+
+    def _copy_live(self, boundary: Boundary) -> None:
+        """On the device thread: give a boundary that is the live set a slot of its own."""
+        with self._lock:
+            if self.in_flight is not None or self._moved or self._ring[-1] is not boundary:
+                raise self._busy()
+            slot = self._pool.take()
         try:
-            self._worker.call(lambda: self._live.save_plain(slot)).result()
+            self._live.save_plain(slot)
         except BaseException:
-            slot.release()
+            with self._lock:
+                slot.release()
             raise
-        return slot
+        with self._lock:
+            if self._ring[-1] is boundary and boundary.payload is None:
+                boundary.payload = slot
+            else:
+                slot.release()
+
+    def _busy(self) -> Refusal:
+        return Refusal(Code.BUSY, 'history is 0, so a save is possible only between a step and the '
+                       'next inference; try again, or set history to 1 or more')
 
     def _free_name(self) -> str:
         return next(n for n in (f'capsule-{i}' for i in self._names)
@@ -112,7 +140,7 @@ class Saving(Persisting):
     def _enter(self, name: str, boundary: Boundary, *, note: str = '', pin: bool = False,
                lease_s: float = 0.0) -> Capsule:
         capsule = Capsule(
-            name, secrets.token_hex(16), self._parent, note, boundary, boundary.tick,
+            name, os.urandom(16).hex(), self._parent, note, boundary, boundary.tick,
             boundary.step, self.id, self.epoch, boundary.mark, self.state_nbytes, self.fingerprint,
             self._fingerprint_digest, self.exact, self._clock(), next(self._orders),
             self._store.use(), pin, self._steady() + lease_s if lease_s else 0.0)
@@ -125,43 +153,53 @@ class Saving(Persisting):
         The copies are ordered under the lock: a restore that lowers the journal comes after them.
         """
         out: dict[str, Pieces] = {}
+        new: list[tuple[BufferSpec, int, int]] = []  # rows that nobody keeps yet
+        for b in self._live.journals:
+            group = b.spec.length or ''
+            length, strands = boundary.lengths[group], boundary.strands[group]
+            shared, source = 0, ()  # type: int, Pieces
+            for c in self._store:
+                if c.boundary is not None and b.spec.name in c.boundary.pieces:
+                    n = journal.shared_rows(strands, length, c.boundary.strands[group],
+                                            c.boundary.lengths[group])
+                    if n > shared:
+                        shared, source = n, c.boundary.pieces[b.spec.name]
+            out[b.spec.name] = journal.cut(source, shared)
+            if length > shared:
+                new.append((b.spec, shared, length))
         try:
-            for b in self._live.journals:
-                group = b.spec.length or ''
-                length, strands = boundary.lengths[group], boundary.strands[group]
-                shared, source = 0, ()  # type: int, Pieces
-                for c in self._store:
-                    if c.boundary is not None and b.spec.name in c.boundary.pieces:
-                        n = journal.shared_rows(strands, length, c.boundary.strands[group],
-                                                c.boundary.lengths[group])
-                        if n > shared:
-                            shared, source = n, c.boundary.pieces[b.spec.name]
-                out[b.spec.name] = journal.cut(source, shared)
-                if length > shared:
-                    segment = self._reserve_rows(b.spec, shared, length, out)
-                    out[b.spec.name] += (Piece(segment, shared, length),)
-                    journal.copy_out(self.device, b, segment)
+            if new and not self._stands(boundary):
+                raise Refusal(Code.BUSY, f'rows of {new[0][0].name} that the newest boundary needs '
+                              'are being rewritten by a prefill; try again after its step')
+            self._check_rows(new, out)
+            for spec, first, last in new:
+                segment = self._reserve_rows(spec, first, last)
+                out[spec.name] += (Piece(segment, first, last),)
+                journal.copy_out(self.device, self._live.arena.buffers[spec.name], segment)
         except Refusal:
             for pieces in out.values():
                 journal.release(pieces)
             raise
         return out
 
-    def _reserve_rows(self, spec: BufferSpec, first: int, last: int,
-                      held: Mapping[str, Pieces]) -> Segment:
-        """Return a segment for rows of a journal, evicting least recently used capsules.
-
-        Refuses before it evicts anything where that would not help.
-        """
+    def _check_rows(self, wanted: Sequence[tuple[BufferSpec, int, int]],
+                    held: Mapping[str, Pieces]) -> None:
+        """Refuse rows `(journal, first, last)` for which evicting would not make room."""
         stays = {id(p.segment): p.segment.nbytes for c in self._store
                  if c.boundary is not None and self._store.pinned(c)
                  for pieces in c.boundary.pieces.values() for p in pieces}
         stays |= {id(p.segment): p.segment.nbytes for pieces in held.values() for p in pieces}
-        need = journal.segment_bytes(spec, last - first)
+        need = sum(align(journal.segment_bytes(spec, last - first), ROW_ALIGNMENT)
+                   for spec, first, last in wanted)
         if sum(stays.values()) + need > self._segments.nbytes:
-            raise Refusal(Code.BUDGET_EXCEEDED, f'{need} bytes of {spec.name} do not fit beside '
+            raise Refusal(Code.BUDGET_EXCEEDED, f'{need} bytes of '
+                          f'{", ".join(spec.name for spec, _, _ in wanted)} do not fit beside '
                           f'{sum(stays.values())} bytes of pinned capsules and shared rows in '
                           f'segment_bytes {self._segments.nbytes}; drop one or raise it')
+
+    def _reserve_rows(self, spec: BufferSpec, first: int, last: int) -> Segment:
+        """Return a segment for rows of a journal, evicting least recently used capsules."""
+        need = journal.segment_bytes(spec, last - first)
         while (segment := self._segments.take(need, first, last - first)) is None:
             victims = [c for c in self._store if c.boundary is not None and c.boundary.pieces
                        and not self._store.pinned(c)]
@@ -199,15 +237,15 @@ class Saving(Persisting):
             target = target or self._host_blocks.allocate()
             self.device.copy(target.block, 0, source.block, source.offset, source.nbytes)
             self.device.sync()
-        except Refusal as error:
+        except Exception as error:
+            code, text = told(error)
             with self._lock:
                 if target is not None:
                     target.release()
                 for c in group:
                     c.moving = False
                     self._evict(c)
-                    self._events[-1] = replace(self._events[-1], code=error.code,
-                                               message=error.message)
+                    self._events[-1] = replace(self._events[-1], code=code, message=text)
         else:
             with self._lock:
                 for c in group:
@@ -263,6 +301,8 @@ class Saving(Persisting):
             capsule = self._store.get(name)
             if capsule.name == ORIGIN and pin is False:
                 raise Refusal(Code.INVALID_NAME, 'origin cannot be unpinned')
+            if persist:
+                self._check_persist(capsule)
             if pin is not None:
                 capsule.pinned = pin
             if lease_s:
@@ -290,8 +330,10 @@ class Saving(Persisting):
                          self._store.host_bytes(),
                          sum(c.file_bytes for c in self._store if c.durable))
 
-    def _tell(self, kind: EventKind, capsule: Capsule) -> None:
-        self._events.append(Event(kind, capsule.info(), self.epoch))
+    def _tell(self, kind: EventKind, capsule: Capsule) -> CapsuleInfo:
+        info = capsule.info()
+        self._events.append(made(Event, kind=kind, info=info, epoch=self.epoch))
+        return info
 
 
 def check_lease(lease_s: float) -> None:

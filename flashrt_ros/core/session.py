@@ -38,6 +38,7 @@ from flashrt_ros.core.inference import Inference
 from flashrt_ros.core.journal import Strands, shared_rows
 from flashrt_ros.core.layout import BufferSpec, Fingerprint, Layout, Role, Space
 from flashrt_ros.core.live import LiveSet
+from flashrt_ros.core.load import Loading
 from flashrt_ros.core.payload import HostBlocks, Payload, SegmentPool, SlotPool
 from flashrt_ros.core.rewind import Rewinding
 from flashrt_ros.core.saving import Saving
@@ -77,7 +78,7 @@ class Stats:
     restore_bound_s: float
 
 
-class Session(Saving, Rewinding, Forks):
+class Session(Saving, Loading, Rewinding, Forks):
     """A policy bound to one or more live sets, with its store of capsules.
 
     The constructor configures: it binds, warms up, looks for hidden state and commits `origin`;
@@ -89,7 +90,9 @@ class Session(Saving, Rewinding, Forks):
                  exactness: Mapping[str, str] | None = None, options: Options | None = None,
                  clock: Callable[[], int] = time.time_ns,
                  steady: Callable[[], float] = time.monotonic,
-                 on_event: Callable[[Event], None] | None = None) -> None:
+                 on_event: Callable[[Event], None] | None = None,
+                 worker: Worker | None = None) -> None:
+        """`worker` runs ticks and restores in place of a thread of its own: a replay's pump."""
         self.policy = policy
         self.device = device
         self.options = options = options or Options()
@@ -118,12 +121,13 @@ class Session(Saving, Rewinding, Forks):
         self.report: probe.Report | None = None
         self._durations: deque[float] = deque(maxlen=512)
         self._restore_s = 0.0
-        self._worker = Worker('flashrt-device', threaded=options.threaded)
+        self._worker = worker or Worker('flashrt-device', threaded=options.threaded)
         self._spill = Worker('flashrt-spill', threaded=options.threaded)
-        self._closers: list[Callable[[], None]] = []
+        self._closers: list[Callable[[], None]] = [policy.close]
         self._head_slot: Payload | None = None
         self._head_lengths: Mapping[str, int] = {}
         self._head_strands: Mapping[str, Strands] = {}
+        self._moved = False
         self.pending_after_restore: Latch | None = None
         try:
             self._open(initial or {})
@@ -141,7 +145,6 @@ class Session(Saving, Rewinding, Forks):
         o = self.options
         ids = self._strand_ids = itertools.count(1)
         self._folder = CapsuleFolder(o.directory) if o.directory is not None else None
-        self._closers.append(self.policy.close)
         self._sets = []
         for _ in range(max(1, o.live_sets)):
             live = self._worker.call(
@@ -185,11 +188,13 @@ class Session(Saving, Rewinding, Forks):
         self._live.save_plain(slot)
         boundary = Boundary(slot, self._live.host_block(), 0, 0, Mark(), None,
                             dict(self._live.lengths), dict(self._live.strands), '')
+        self._set_head(slot, boundary.lengths, boundary.strands)
+        boundary.pieces = self._save_journals(boundary)
         capsule = self._enter(ORIGIN, boundary, pin=True)
         self._parent = capsule.id
         self._set_newest(boundary.held(), capsule.id)
         started = time.perf_counter()
-        self._live.load(slot, boundary.lengths, boundary.strands, {})
+        self._live.load(slot, boundary.lengths, boundary.strands, boundary.pieces)
         self._restore_s = time.perf_counter() - started
 
     # -- ticks and steps: for the owner ---------------------------------------------------
@@ -220,12 +225,12 @@ class Session(Saving, Rewinding, Forks):
                 raise Refusal(Code.FAULT, f'{self.fault.message}; clean up and configure')
             if self.in_flight is not None:
                 raise Refusal(Code.BUSY, 'an inference is in flight; accept or discard it first')
-            inference = Inference(latch, self.epoch)
+            inference = Inference(latch, self.epoch, prefill=prefill)
             self.in_flight = inference
-        self._worker.post(lambda: self._run(inference, prefill))
+        self._worker.post(lambda: self._run(inference))
         return inference
 
-    def _run(self, inference: Inference, prefill: bool) -> None:
+    def _run(self, inference: Inference) -> None:
         """On the device thread: latch, run, commit into a slot."""
         started = time.perf_counter()
         try:
@@ -237,12 +242,12 @@ class Session(Saving, Rewinding, Forks):
             if self.options.history:
                 with self._lock:
                     inference.slot = self._pool.take()
-            inference.outputs = self._live.run(inference.slot, prefill=prefill)
+            inference.outputs = self._live.run(inference.slot, prefill=inference.prefill)
             inference.lengths = dict(self._live.lengths)
             inference.strands = dict(self._live.strands)
         except Refusal as error:
             inference.error = error
-        except Exception as error:  # whatever a policy raises is its owner's to see
+        except BaseException as error:  # whatever a policy raises, SystemExit too, is its owner's
             inference.error = Refusal(Code.BACKEND, f'{type(error).__name__}: {error}')
             inference.error.__cause__ = error
         inference.duration_s = time.perf_counter() - started
@@ -277,6 +282,7 @@ class Session(Saving, Rewinding, Forks):
             self._set_head(inference.slot, inference.lengths, inference.strands)
             self._release_slot(inference)
             self._tick[0] += 1
+            self._moved = self._head_slot is None
             return inference.outputs
 
     def commit_step(self, mark: Mark | None = None, pending: Latch | None = None) -> None:
@@ -284,6 +290,7 @@ class Session(Saving, Rewinding, Forks):
         state, and the latch of an inference that was started and not yet accepted."""
         with self._lock:
             self._step[0] += 1
+            self._moved = False
             slot = self._head_slot
             newest = self._ring[-1]
             self._ring.append(Boundary(
@@ -332,7 +339,7 @@ class Session(Saving, Rewinding, Forks):
         Where a program does not return within `timeout` seconds its memory cannot be freed and is
         left to the process.
         """
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, Refusal):  # busy, or closed before
             self._worker.call(lambda: None).result(timeout)
         spilled = self._spill.close(timeout)  # what was ordered durable is written first
         returned = self._worker.close(timeout) and spilled

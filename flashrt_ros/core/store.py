@@ -35,6 +35,9 @@ class Room:
     evict: tuple[Capsule, ...] = ()
 
 
+NO_ROOM = Room()
+
+
 class Store:
     """The capsules of one session."""
 
@@ -107,6 +110,8 @@ class Store:
             self.remove(old)
         self._by_name[capsule.name] = capsule
         self._by_id[capsule.id] = capsule
+        if len(self._by_id) <= MAX_MARKS:
+            return
         marks = [c for c in self if c.tier is Tier.NONE]
         for mark in marks[:max(0, len(marks) - MAX_MARKS)]:
             self.remove(mark)
@@ -145,8 +150,9 @@ class Store:
         A capsule on its way to the host no longer counts: the copy is carried out before the next
         tick needs a slot.
         """
-        return {id(c.boundary.payload) for c in self.resident(Tier.DEVICE)
-                if c.boundary is not None and not c.moving and c.id not in without}
+        return {id(c.boundary.payload) for c in self._by_id.values()
+                if c.boundary is not None and c.tier is Tier.DEVICE and c.name != ORIGIN
+                and not c.moving and c.id not in without}
 
     def host_bytes(self, without: frozenset[str] = frozenset()) -> int:
         """Return the bytes of host payloads that capsules refer to, or will after their move."""
@@ -184,11 +190,13 @@ class Store:
                 for c in self.resident(Tier.HOST)):
             # restored from the host, and the capsule that it came from is gone since
             self._make_host(payload.nbytes, evict, gone, payload)
-        return Room(tuple(demote), tuple(evict))
+        return Room(tuple(demote), tuple(evict)) if demote or evict else NO_ROOM
 
     def _make_count(self, gone: set[str]) -> list[Capsule]:
         """Plan what must go so that one more capsule may be in memory; enter it in `gone`."""
         evict: list[Capsule] = []
+        if len(self._by_id) < self.budgets.max_capsules:
+            return evict    # even if marks and origin counted
         while self.count(frozenset(gone)) + 1 > self.budgets.max_capsules:
             movable = sorted((c for c in self._by_id.values() if c.tier in (Tier.DEVICE, Tier.HOST)
                               and c.id not in gone and not self.pinned(c)), key=lambda c: c.used)

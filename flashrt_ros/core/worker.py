@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+import logging
 import queue
 import threading
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from flashrt_ros.core.errors import Code, Refusal
 
 T = TypeVar('T')
+log = logging.getLogger('flashrt_ros.core')
 
 
 class Worker:
@@ -20,6 +24,8 @@ class Worker:
     def __init__(self, name: str, *, threaded: bool) -> None:
         self._inline = threading.RLock()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] | None = None
+        self._gate = threading.Lock()  # nothing is put behind the end
+        self._closed = False
         self._thread: threading.Thread | None = None
         if threaded:
             self._jobs = queue.SimpleQueue()
@@ -27,11 +33,17 @@ class Worker:
             self._thread.start()
 
     def post(self, job: Callable[[], None]) -> None:
-        """Run `job` after all that were posted before; it handles its own exceptions."""
+        """Run `job` after all that were posted before; it handles its own exceptions.
+
+        Raises Refusal(NOT_CONFIGURED) after `close`.
+        """
         if self._jobs is None:
             with self._inline:
                 job()
-        else:
+            return
+        with self._gate:
+            if self._closed:
+                raise Refusal(Code.NOT_CONFIGURED, 'the session is closed; configure again')
             self._jobs.put(job)
 
     def call(self, fn: Callable[[], T]) -> Future[T]:
@@ -57,7 +69,9 @@ class Worker:
         """Finish what was posted and end the thread; False where it is still at work."""
         if self._jobs is None or self._thread is None:
             return True
-        self._jobs.put(None)
+        with self._gate:
+            self._closed = True
+            self._jobs.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
             return not self._thread.is_alive()
@@ -65,6 +79,8 @@ class Worker:
 
     def _run(self) -> None:
         assert self._jobs is not None
-        jobs: Any = self._jobs
-        while (job := jobs.get()) is not None:
-            job()
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:  # a listener's, for example: the next job must still be done
+                log.exception('a job of %s failed', threading.current_thread().name)

@@ -127,7 +127,7 @@ def action_chunk(record: ChunkRecord) -> ours.ActionChunk:
         start=time(record.start_ns), session=int(record.session), epoch=int(record.epoch),
         tick=int(record.tick), step=int(record.step), step_s=float(record.step_s),
         horizon=int(record.data.shape[0]), names=list(record.names),
-        data=record.data.reshape(-1).tolist(),
+        data=record.data.reshape(-1).tolist(), used=bool(record.used),
         input_names=[e.name for e in record.latched],
         input_stamps=[time(e.stamp_ns) for e in record.latched],
         input_steps=[int(e.step) for e in record.latched],

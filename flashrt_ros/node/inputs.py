@@ -26,6 +26,7 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 from flashrt_ros.core.errors import Refusal
 from flashrt_ros.ingest.observation import InputTopic
 from flashrt_ros.node import conversions
+from flashrt_ros.node.handover import Handover
 from flashrt_ros.runtime.runner import Runner
 
 OVERRIDES = QoSOverridingOptions([QoSPolicyKind.RELIABILITY, QoSPolicyKind.DEPTH,
@@ -37,10 +38,12 @@ class Inputs:
     """Owns the subscriptions of one configured policy."""
 
     def __init__(self, node: Node, runner: Runner, topics: Sequence[InputTopic],
-                 group: CallbackGroup, mismatch: Callable[[str, str], None]) -> None:
+                 group: CallbackGroup, mismatch: Callable[[str, str], None],
+                 handover: Handover) -> None:
         """Raises Refusal(UNSUPPORTED) for a message type that is not installed."""
         self._node = node
         self._runner = runner
+        self._handover = handover
         self._mismatch = mismatch
         kinds = [conversions.message_class(t.type) for t in topics]
         self._subscriptions = [self._subscribe(topic, kind, group)
@@ -59,6 +62,7 @@ class Inputs:
                     topic.topic, conversions.Lazy(raw, kind),
                     digest=lambda: conversions.digest(raw),
                     seq=None if sequence == NO_SEQUENCE else sequence)
+                self._handover.rest()
             except Refusal as refusal:
                 self._node.get_logger().warning(str(refusal), throttle_duration_sec=1.0)
             except Exception:

@@ -15,6 +15,7 @@ from rclpy.parameter import Parameter
 from flashrt_ros.core.errors import Code, Refusal
 from flashrt_ros.core.session import Options
 from flashrt_ros.node.goals import Goals
+from flashrt_ros.node.handover import Handover
 from flashrt_ros.node.inputs import Inputs
 from flashrt_ros.node.params import Parameters, Settings
 from flashrt_ros.node.ros_sink import RosSink
@@ -49,6 +50,7 @@ class PolicyNode(LifecycleNode):
         self.runner: Runner | None = None
         self._group = ReentrantCallbackGroup()
         self._inputs: Inputs | None = None
+        self._handover: Handover | None = None
         self._step_timer: Any = None
         self._returned = True          # the device thread ended when it was asked to
         self._params = Parameters(self, configured=lambda: self.runner is not None,
@@ -141,7 +143,9 @@ class PolicyNode(LifecycleNode):
                        clock=Clock(now_ns=lambda: int(self.get_clock().now().nanoseconds)))
         self._sink.open(runner.file.outputs)
         self.runner = runner
-        self._inputs = Inputs(self, runner, runner.topics(), self._group, self._status.mismatch)
+        self._handover = Handover(runner.session)
+        self._inputs = Inputs(self, runner, runner.topics(), self._group, self._status.mismatch,
+                              self._handover)
         if runner.step_period_s is not None:
             self._step_timer = self.create_timer(runner.step_period_s, self._on_step,
                                                  callback_group=self._group, autostart=False)
@@ -149,8 +153,9 @@ class PolicyNode(LifecycleNode):
 
     def _on_step(self) -> None:
         try:
-            if self.runner is not None:
+            if self.runner is not None and self._handover is not None:
                 self.runner.timer()
+                self._handover.rest()
         except Exception:
             self.get_logger().error(traceback.format_exc(), throttle_duration_sec=1.0)
 

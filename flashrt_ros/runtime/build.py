@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
+from typing import TypeVar
 
 from flashrt_ros import backends
 from flashrt_ros.backends.spec import PolicySpec
 from flashrt_ros.core.errors import Code, Refusal
 from flashrt_ros.core.session import Options, Session
+from flashrt_ros.core.worker import Worker
 from flashrt_ros.ingest import policy_file as files
 from flashrt_ros.ingest.actions import ActionQueue
 from flashrt_ros.ingest.observation import Observation
@@ -21,14 +23,18 @@ from flashrt_ros.ingest.spec import PolicyFile
 from flashrt_ros.runtime.runner import Runner
 from flashrt_ros.runtime.sink import Clock, NullSink, Sink
 
+RunnerT = TypeVar('RunnerT', bound=Runner)
+
 
 def build(policy_file: str | Path | PolicyFile, sink: Sink | None = None, *,
           model_root: str | Path | None = None, modules: Sequence[str] = (),
           options: Options | None = None, clock: Clock | None = None,
-          allow_force: bool = False) -> Runner:
-    """Return a configured runner in HOLD, not active yet.
+          allow_force: bool = False, kind: type[RunnerT] = Runner,  # type: ignore[assignment]
+          worker: Worker | None = None) -> RunnerT:
+    """Return a configured runner (of class `kind`) in HOLD, not active yet.
 
-    `modules` may supply code; `model_root` is by default the policy file's folder. Raises Refusal.
+    `modules` may supply code; `model_root` is by default the policy file's folder; `worker` runs
+    the ticks in place of a thread. Raises Refusal.
     """
     sink = sink or NullSink()
     clock = clock or Clock()
@@ -50,13 +56,13 @@ def build(policy_file: str | Path | PolicyFile, sink: Sink | None = None, *,
         policy, device, host_state=[*observation.specs(), *queue.specs()],
         initial={**observation.initial(), **queue.initial()}, meaning=files.meaning(file),
         exactness=files.exactness(file), options=options, clock=clock.now_ns, steady=clock.steady,
-        on_event=sink.event)
+        on_event=sink.event, worker=worker)
     observation.bind(session.host)
     queue.bind(session.host)
     for output in outputs.values():
         output.bind(session.host)
-    return Runner(file, session, observation, queue, outputs, sink, clock, ports,
-                  allow_force=allow_force)
+    return kind(file, session, observation, queue, outputs, sink, clock, ports,
+                allow_force=allow_force)
 
 
 def _spec(file: PolicyFile, model_root: str | Path | None, modules: Sequence[str]) -> PolicySpec:

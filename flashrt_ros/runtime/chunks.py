@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+import functools
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,12 @@ class Chunks:
             self._outputs.append((name, shape, names, ports[shape.port].dtype == 'BF16'))
 
     def record(self, flight: Flight, outputs: Mapping[str, NDArray[Any]], *, used: bool) -> None:
-        """Record the tick that was accepted just now."""
+        """Record the tick that was accepted just now, once its action is out and the lock free."""
+        tick = self._hub.session.tick
+        self._hub.later(functools.partial(self._tell, flight, outputs, tick, used))
+
+    def _tell(self, flight: Flight, outputs: Mapping[str, NDArray[Any]], tick: int, used: bool
+              ) -> None:
         hub = self._hub
         for name, shape, names, bits in self._outputs:
             rows = outputs[shape.port]
@@ -35,5 +41,5 @@ class Chunks:
             data = rows.reshape(shape.rows, -1)[:, shape.first:shape.last].astype(np.float64)
             hub.sink.chunk(ChunkRecord(
                 name, flight.mark.stamp_ns, flight.start_ns, hub.session.id,
-                flight.inference.epoch, hub.session.tick, flight.step, self._step_s, names, data,
+                flight.inference.epoch, tick, flight.step, self._step_s, names, data,
                 flight.latched, used))

@@ -36,10 +36,16 @@ class Goals:
     def execute(self, request: GoalRequest, *, unlimited: bool = False) -> Goal:
         """Begin a goal; one that cannot begin ends at once with the reason."""
         goal = Goal(request, unlimited=unlimited)
+        asked = self._hub.session.epoch
 
         def attempt() -> None:
             if goal.cancelled:                 # while its capsule was read from disk
                 raise Refusal(Code.CANCELLED, 'the client cancelled the goal')
+            epoch = self._hub.session.epoch
+            if epoch != asked:                 # a stop, for example: it must not begin after that
+                raise Refusal(Code.STALE_EPOCH, f'while capsule {request.capsule!r} was read the '
+                              f'epoch went from {asked} to {epoch}: something else was asked for '
+                              'since; look and ask again')
             self._begin(goal)
             self._rewinds.go()
 
@@ -75,23 +81,19 @@ class Goals:
         plan = self._rewinds.plan_goal(request.capsule) if request.capsule else None
         follows = after(Cause.GOAL, hub.phase, shadow=request.shadow)
         self._check_prompt(request.prompt)
-        if plan is not None:
-            self._rewinds.apply(plan)          # the last that can refuse
 
-        if plan is None:
+        why = 'a newer goal took over'
+        if plan is not None:
+            self._rewinds.carry_out(plan, Code.PREEMPTED, why)
+        elif hub.phase is not Phase.HOLD:
+            self._stops.stop(Cause.STOP, Code.PREEMPTED, why)
+        else:                                  # lock step may hold a restored queue: it goes on
             hub.session.raise_epoch()
-            if hub.phase is not Phase.HOLD:    # in HOLD, lock step may hold a restored queue
-                self._stops.abandon()
-        if hub.phase is not Phase.HOLD:
-            trouble = self._stops.quiet()
-            hub.phase = Phase.HOLD
-            self._stops.end_goal(Code.PREEMPTED, f'a newer goal took over {trouble}'.rstrip())
         self.set_prompt(request.prompt)
         self._motion.end_repeat()
         goal.started = hub.clock.steady()
         hub.goal = goal
         hub.phase = follows
-        hub.publishing = False
         hub.wait_for('')
         hub.changed()
 
@@ -209,7 +211,6 @@ class Goals:
             raise Refusal(Code.INPUT_STALE, '; '.join(str(m) for m in missing))
         self._motion.end_repeat()
         hub.phase = follows
-        hub.publishing = False
         hub.wait_for('')
         hub.changed()
 

@@ -110,11 +110,6 @@ class Hub:
         """Whether steps are executed."""
         return self.phase is Phase.RUNNING or self.phase is Phase.SHADOW
 
-    @property
-    def held(self) -> bool:
-        """Whether the caller's thread may hold the lock."""
-        return self._depth > 0
-
     # -- the lock -------------------------------------------------------------------------
 
     @contextmanager

@@ -43,7 +43,7 @@ TABLE: Mapping[Cause, Mapping[Phase, Phase]] = {
     Cause.PAUSE: {Phase.RUNNING: Phase.PAUSED},
     Cause.RESUME: {Phase.PAUSED: Phase.RUNNING},
     Cause.STOP: dict.fromkeys(_CONFIGURED, Phase.HOLD),
-    Cause.REWIND: dict.fromkeys(_CONFIGURED, Phase.HOLD),        # `continue`: unchanged
+    Cause.REWIND: dict.fromkeys(_CONFIGURED, Phase.HOLD),        # not asked with `continue`
     Cause.STALE: {Phase.RUNNING: Phase.HOLD, Phase.SHADOW: Phase.HOLD},
     Cause.FAULT: dict.fromkeys(Phase, Phase.FAULT),
 }
@@ -54,9 +54,11 @@ _REASONS: Mapping[Phase, tuple[Code, str]] = {
 }
 
 
-def after(cause: Cause, phase: Phase, *, shadow: bool = False, keep: bool = False) -> Phase:
-    """Return the phase that follows. `shadow`: the goal commands nothing. `keep`: lock step with
-    `on_restore: continue`. Raises Refusal(NOT_CONFIGURED, FAULT or WRONG_PHASE)."""
+def after(cause: Cause, phase: Phase, *, shadow: bool = False) -> Phase:
+    """Return the phase that follows. `shadow`: the goal commands nothing.
+
+    Raises Refusal(NOT_CONFIGURED, FAULT or WRONG_PHASE).
+    """
     follows = TABLE[cause].get(phase)
     if follows is None:
         code, reason = _REASONS.get(phase, (Code.WRONG_PHASE, f'{cause.value} is not possible in '
@@ -64,6 +66,4 @@ def after(cause: Cause, phase: Phase, *, shadow: bool = False, keep: bool = Fals
         raise Refusal(code, reason)
     if cause is Cause.GOAL and shadow:
         return Phase.SHADOW
-    if cause is Cause.REWIND and keep:
-        return phase
     return follows

@@ -94,9 +94,8 @@ class Rewinds:
             text = f'possible: would be {what}'
             answer.set_result(self._answer(plan, moved, f'{text}; {remark}' if remark else text))
             return
-        loaded = self.apply(plan)
-        trouble = '' if hub.goes_on else self._stops.stop(
-            Cause.REWIND, Code.RESTORED, f'{what}; send a new goal', rewound=True)
+        loaded, trouble = self.carry_out(plan, Code.RESTORED, f'{what}; send a new goal',
+                                         stops=not hub.goes_on)
         text = '; '.join(t for t in (what, remark, trouble) if t)
 
         def finish(future: Future[CapsuleInfo]) -> None:
@@ -111,7 +110,27 @@ class Rewinds:
         return RewindAnswer(plan.info, self._hub.session.epoch, text, moved.names, moved.distance,
                             moved.limit)
 
-    def apply(self, plan: Plan, *, asked: bool = True) -> Future[CapsuleInfo]:
+    def carry_out(self, plan: Plan, code: Code, message: str, *, asked: bool = True,
+                  stops: bool = True) -> tuple[Future[CapsuleInfo], str]:
+        """Stop, then order the copy; the goal ends with `code`. Return what on_stop could not do.
+
+        Not `stops`: lock step goes on. Raises Refusal where the capsule went since it was planned
+        (a save in another thread evicted it); motion has ended then, by a stop.
+        """
+        trouble = self._stops.quiet(after(Cause.REWIND, self._hub.phase)) if stops else ''
+        try:
+            loaded = self._apply(plan, asked)
+        except Refusal as error:
+            if stops:
+                self._hub.session.raise_epoch()
+                self._stops.abandon()
+                self._stops.end_goal(error.code, error.message, trouble)
+            raise
+        if stops:
+            self._stops.end_goal(code, message, trouble)
+        return loaded, trouble
+
+    def _apply(self, plan: Plan, asked: bool) -> Future[CapsuleInfo]:
         """Order the copy and make the runner's own present that of the boundary."""
         hub = self._hub
         chunks = (hub.flight is not None) + (hub.pending is not None)
@@ -119,9 +138,10 @@ class Rewinds:
         future = hub.session.apply(plan)       # refuses where the capsule went meanwhile
         hub.count.dropped_chunks += chunks
         hub.count.dropped_rows += rows
+        if hub.flight is not None:             # what it took in stays in the record
+            hub.latched[:0] = hub.flight.latched
         hub.flight = hub.pending = None
         hub.begun = hub.owed = hub.prefill = False
-        hub.latched.clear()
         while hub.observation.take():          # lock step: sent before, and so not fresh
             pass
         hub.fresh_ns = 0 if hub.lock_step else hub.clock.now_ns()
@@ -160,15 +180,13 @@ class Rewinds:
         hub = self._hub
         mine = self._asked or hub.clock.steady() - hub.rewound < JUMP_GRACE_S
         if not mine and hub.fault is None:
-            reset = hub.file.run.on_clock_jump == 'reset'
-            if reset:
-                self.apply(hub.session.plan_reset(), asked=False)
-            else:
+            if hub.file.run.on_clock_jump == 'reset':
+                self.carry_out(hub.session.plan_reset(), Code.RESTORED, message, asked=False,
+                               stops=not hub.goes_on)
+            elif hub.goes_on:
                 hub.session.raise_epoch()
-            if not hub.goes_on:
-                if not reset:
-                    self._stops.abandon()
-                self._stops.stop(Cause.REWIND, Code.RESTORED, message, rewound=True)
+            else:
+                self._stops.stop(Cause.REWIND, Code.RESTORED, message)
             self._stops.tell_clock_jump(message)
         hub.clock_epoch += 1                   # on_stop still needed what was measured
         hub.observation.clear(hub.clock_epoch)

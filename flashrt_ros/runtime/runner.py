@@ -28,7 +28,7 @@ from flashrt_ros.ingest.actions import ActionQueue
 from flashrt_ros.ingest.inbox import Arrival, InputTopic
 from flashrt_ros.ingest.observation import Observation
 from flashrt_ros.ingest.output import OutputMap
-from flashrt_ros.ingest.spec import PolicyFile
+from flashrt_ros.ingest.spec import PolicyFile, QosSpec
 from flashrt_ros.runtime.chunks import Chunks
 from flashrt_ros.runtime.goals import Goals
 from flashrt_ros.runtime.hub import Hub
@@ -107,7 +107,9 @@ class Runner(Verbs):
         """Return what to subscribe to and hand to `feed`."""
         topics = self.observation.topics()
         if self.file.enable is not None:
-            topics.append(InputTopic(self.file.enable.topic, BOOL, reliable=False, depth=1))
+            topic = self.file.enable.topic
+            wish = self.file.qos.get(topic, QosSpec())
+            topics.append(InputTopic(topic, BOOL, bool(wish.reliable), wish.depth or 1))
         return topics
 
     def describe(self) -> str:

@@ -9,17 +9,17 @@ Times are ROS time in ns unless a name says otherwise.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 import threading
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashrt_ros.core.capsule import CapsuleInfo, Event
-from flashrt_ros.core.errors import Code, Refusal
+from flashrt_ros.core.errors import Code
 from flashrt_ros.ingest.inbox import LatchEntry
 from flashrt_ros.ingest.output import Command
 from flashrt_ros.runtime.phases import Phase
@@ -183,7 +183,7 @@ class Sink(Protocol):
         """Report an action that a shadow goal would have sent. Under the lock."""
 
     def chunk(self, record: ChunkRecord) -> None:
-        """Record one inference. Under the lock."""
+        """Record one inference. Without the lock."""
 
     def event(self, event: Event) -> None:
         """Tell of a change of the store, a rewind or a refusal. Any thread."""
@@ -224,8 +224,3 @@ class NullSink:
 
     def goal_feedback(self, goal: Goal, feedback: Feedback) -> None:
         """Do nothing."""
-
-
-def refusal_details(refusal: Refusal) -> Mapping[str, Any]:
-    """Return `moved`, `distance`, `limit` of a refusal; empty lists where it has none."""
-    return {k: list(refusal.details.get(k, ())) for k in ('moved', 'distance', 'limit')}

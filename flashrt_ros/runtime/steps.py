@@ -237,7 +237,9 @@ class Steps:
         hub.begun = False
         flight = hub.flight
         pending = None
-        if flight is not None and not flight.doomed:
+        keeps = hub.lock_step or bool(hub.file.run.persist_on)
+        if keeps and flight is not None and not flight.doomed:
+            # live, a restore starts from fresh inputs; only a replay from a file asks for these
             if flight.pending is None:
                 flight.pending = Latch({n: a.tobytes() for n, a in hub.session.inputs.items()},
                                        flight.step, flight.mark.stamp_ns)

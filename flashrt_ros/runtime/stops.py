@@ -25,31 +25,31 @@ class Stops:
         self._hub = hub
         self._motion = motion
 
-    def stop(self, cause: Cause, code: Code, message: str, *, rewound: bool = False) -> str:
+    def stop(self, cause: Cause, code: Code, message: str) -> str:
         """End motion for `cause`; the goal ends with `code`, except that a pause leaves it open.
 
-        `rewound`: a restore has raised the epoch and put another queue in place. Returns what
-        on_stop could not do, '' where all is well. Raises Refusal where the phase table has no
-        such transition.
+        Returns what on_stop could not do, '' where all is well. Raises Refusal where the phase
+        table has no such transition.
         """
-        hub = self._hub
-        follows = after(cause, hub.phase)
-        if not rewound:
-            hub.session.raise_epoch()
-            self.abandon()
-        trouble = self.quiet()
-        hub.phase = follows
+        follows = after(cause, self._hub.phase)
+        self._hub.session.raise_epoch()
+        self.abandon()
+        trouble = self.quiet(follows)
         if cause is not Cause.PAUSE:
-            self.end_goal(code, ' '.join(t for t in (message, trouble) if t))
-        hub.changed()
+            self.end_goal(code, message, trouble)
         return trouble
 
-    def quiet(self) -> str:
-        """Send on_stop if RUNNING; what is published next begins anew."""
+    def quiet(self, follows: Phase) -> str:
+        """Send on_stop if RUNNING and leave the phase; what is published next begins anew.
+
+        Raises no epoch and drops no rows: whoever calls it does, at once, by a restore or a stop.
+        """
         hub = self._hub
-        hub.wait_for('')
         trouble = self._motion.halt() if hub.phase is Phase.RUNNING else ''
+        hub.phase = follows
         hub.publishing = False
+        hub.wait_for('')
+        hub.changed()
         return trouble
 
     def abandon(self) -> None:
@@ -66,9 +66,10 @@ class Stops:
             hub.pending = None
             hub.count.dropped_chunks += 1
 
-    def end_goal(self, code: Code, message: str) -> None:
+    def end_goal(self, code: Code, message: str, trouble: str = '') -> None:
         """End the goal, if there is one, and tell once the lock has been let go."""
         hub = self._hub
+        message = f'{message}; {trouble}' if trouble else message
         goal, hub.goal = hub.goal, None
         if goal is None:
             return

@@ -99,8 +99,8 @@ class CopyAfterTheNextTick(Session):
 class SlotWrittenTooLate(Session):
     """A save names the live set's slot, which the next tick writes again."""
 
-    def _run(self, inference: Any, prefill: bool) -> None:
-        super()._run(inference, prefill)
+    def _run(self, inference: Any) -> None:
+        super()._run(inference)
         if inference.slot is not None and self._head_slot is not None:
             d, head = self.device, self._head_slot
             d.copy(head.block, head.offset, inference.slot.block, inference.slot.offset,

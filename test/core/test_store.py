@@ -149,3 +149,32 @@ def test_two_sessions_in_one_process_share_nothing() -> None:
     a.close()
     b.run(1)
     b.close()
+
+
+def test_what_descends_from_a_dropped_capsule_rolls_back_to_its_parent() -> None:
+    o = CASE.session()
+    o.step()
+    o.session.save('a')
+    a = o.everything()
+    o.step()
+    o.session.save('b')
+    o.run(2)
+    o.session.drop('b')                     # the present and the ring descend from it
+    assert o.session.plan_rollback().info.name == 'a'
+    o.session.apply(o.session.plan_rollback(steps=1, lock_step=True)).result()
+    o.session.apply(o.session.plan_rollback()).result()
+    assert o.everything() == a
+    o.close()
+
+
+def test_p16_the_ring_keeps_as_many_ticks_as_history_says_and_no_more() -> None:
+    o = CASE.session(history=3, device_slots=2)
+    for name in ('a', 'b'):
+        o.step()
+        o.session.save(name, pin=True)
+    o.session.drop('a')
+    o.session.drop('b')
+    o.run(9)
+    o.session.plan_rollback(steps=2, lock_step=True)
+    refused(Code.NOTHING_TO_ROLL_BACK, o.session.plan_rollback, steps=3, lock_step=True)
+    o.close()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from flashrt_ros.core.errors import Code, Refusal
+from flashrt_ros.core.layout import BufferSpec, Role
 from flashrt_ros.ingest import spec
-from flashrt_ros.ingest.policy_file import load, model_path
+from flashrt_ros.ingest.policy_file import check_ports, load, model_path
 from test.ingest.policies import ARM, changed, load_data, write
 
 EVERYTHING = """
@@ -90,6 +91,40 @@ guard:
 qos:
   cmd: {reliable: true, depth: 5}
 """
+
+
+WALK = """
+policy: {backend: onnx, model: walk.onnx, period_s: 0.02, state: {h_in: h_out, c_in: c_out}}
+run: {trigger: timer, autorun: false}
+constants: {default_pose: [-0.1, 0.3]}
+inputs:
+  obs:
+    - {term: angular_velocity, topic: imu/data, scale: 0.25}
+    - {term: projected_gravity, topic: imu/data}
+    - {term: twist, topic: cmd_vel, fields: [linear.x, linear.y, angular.z],
+       scale: [2.0, 2.0, 0.25], latched: true, timeout_s: 0.5, on_timeout: zero}
+    - {term: joint_position, topic: joint_states, joints: &legs [left_hip, left_knee],
+       offset: [-0.1, 0.3], max_age_s: 0.1}
+    - {term: joint_velocity, topic: joint_states, joints: *legs, scale: 0.05}
+    - {term: last_action}            # the policy's raw output
+    - {term: phase, period_s: 0.8}
+sync: {max_skew_s: 0.05}
+enable: {topic: policy_enable, max_age_s: 0.5}
+outputs:
+  actions: {topic: arm_controller/joint_trajectory, type: trajectory_msgs/msg/JointTrajectory,
+            kind: position, joints: *legs, scale: 0.25, offset: default_pose, clip: [-1, 1],
+            max_rate: 2.0, start_tolerance: 0.1, on_stop: {do: hold, time_s: 0.2}}
+guard: {witness: {joint_position: {max: 0.2, forceable: true}, finger: {max: 0.005}},
+        max_age_s: 60, on_moved: refuse}
+"""
+
+
+def test_a_walking_policy_as_people_write_it(tmp_path: Path) -> None:
+    pf = load(write(tmp_path, WALK))
+    assert pf.outputs['actions'].offset == (-0.1, 0.3)
+    check_ports(pf, {
+        'obs': BufferSpec('obs', (1, 17), 'F32', Role.INPUT),
+        'actions': BufferSpec('actions', (1, 2), 'F32', Role.OUTPUT)})
 
 
 @pytest.fixture(name='everything')
@@ -180,10 +215,12 @@ constants: {a: 1.0}
 guard:
   witness:
     hip: &limit {max: 0.5, forceable: true}
-    knee: {<<: *limit, max: 0.1}
+    knee: &tight {<<: *limit, max: 0.1}
+    ankle: {<<: [*tight, *limit]}
 """
     witness = load(write(tmp_path, text)).guard.witness
     assert witness['knee'] == spec.WitnessLimit(0.1, True)
+    assert witness['ankle'] == spec.WitnessLimit(0.1, True), 'of several bases the first one wins'
 
 
 def test_null_turns_the_start_rule_off_but_it_must_be_written(tmp_path: Path) -> None:

@@ -153,6 +153,25 @@ class Probe:
         return self.inside(lambda: self.node.create_publisher(kind, topic, qos))
 
 
+def graph(probe: Probe, node: Served, complete: Callable[[dict[str, dict[str, str]]], bool]
+          ) -> dict[str, dict[str, str]]:
+    """Return what a node offers, as `{'services' | 'published' | 'subscribed': {name: type}}`,
+    once it is discovered completely."""
+    name, ns = node.node.get_name(), node.namespace
+    get = {'services': probe.node.get_service_names_and_types_by_node,
+           'published': probe.node.get_publisher_names_and_types_by_node,
+           'subscribed': probe.node.get_subscriber_names_and_types_by_node}
+    seen: dict[str, dict[str, str]] = {}
+
+    def look() -> bool:
+        if (name, ns) not in probe.node.get_node_names_and_namespaces():
+            return False
+        seen.update({what: {n: t[0] for n, t in of(name, ns)} for what, of in get.items()})
+        return complete(seen)
+    until(look, f'{node.name} is not discovered completely')
+    return seen
+
+
 def matched(*publishers: Any, n: int = 1) -> None:
     """Wait until somebody subscribes to each."""
     for publisher in publishers:

@@ -30,7 +30,7 @@ def test_a_best_effort_publisher_is_received(probe: Probe, serve: Serve) -> None
 
 def test_a_publisher_that_does_not_fit_becomes_a_diagnostic_that_names_the_topic(
         probe: Probe, serve: Serve) -> None:
-    node = serve('numbered')  # lock step subscribes reliably
+    node = serve('numbered', status_hz=20)  # lock step subscribes reliably
     diagnostics = probe.listen(DiagnosticArray, '/diagnostics')
     probe.publisher(JointState, f'{node.namespace}/joint_states', BEST_EFFORT)
     diagnostics.wait(lambda m: mismatch(m, node, 'joint_states')
@@ -53,7 +53,7 @@ def test_an_override_per_topic_makes_it_fit(probe: Probe, serve: Serve) -> None:
 
 def test_a_subscriber_that_asks_too_much_is_reported_too(probe: Probe, serve: Serve) -> None:
     from test.node.harness import LATCHED
-    node = serve('numbered')
+    node = serve('numbered', status_hz=20)
     diagnostics = probe.listen(DiagnosticArray, '/diagnostics')
     probe.listen(Float64MultiArray, f'{node.namespace}/action', LATCHED)
     diagnostics.wait(lambda m: mismatch(m, node, 'action'))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import re
 
 from flashrt_ros.node.params import PARAMETERS, table
-from test.node.harness import Probe, Served
+from test.node.harness import Probe, Served, graph
 from test.shared_data import ROOT
 
 OURS = 'flashrt_ros'
@@ -30,18 +30,17 @@ STANDARD_SERVICES = re.compile(
 def test_services_topics_and_the_action_are_those_of_the_design(
         probe: Probe, serve: Callable[..., Served]) -> None:
     node = serve('arm', activate=False)
-    probe.client(node.name)
-    of = (node.node.get_name(), node.namespace)
+    seen = graph(probe, node, lambda g: len(g['services']) > len(SERVICES) + 10 and
+                 f'{node.name}/capsule_events' in g['published'])
 
-    def private(pairs: list[tuple[str, list[str]]]) -> dict[str, str]:
+    def private(pairs: dict[str, str]) -> dict[str, str]:
         prefix = f'{node.name}/'
-        return {n.removeprefix(prefix): t[0] for n, t in pairs if n.startswith(prefix)}
+        return {n.removeprefix(prefix): t for n, t in pairs.items() if n.startswith(prefix)}
 
-    services = private(probe.node.get_service_names_and_types_by_node(*of))
+    services = private(seen['services'])
     assert {n: t for n, t in services.items() if not STANDARD_SERVICES.fullmatch(n)} == SERVICES
     assert services['execute/_action/send_goal'] == f'{OURS}/action/ExecutePolicy_SendGoal'
-    published = private(probe.node.get_publisher_names_and_types_by_node(*of))
-    assert {n: t for n, t in published.items()
+    assert {n: t for n, t in private(seen['published']).items()
             if '_action' not in n and n != 'transition_event'} == TOPICS
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from test.node.harness import Probe, Served
+from test.node.harness import Probe, Served, graph
 from test.node.robot import Robot
 
 SHARED = {'/clock', '/rosout', '/parameter_events', '/diagnostics'}
@@ -14,12 +14,9 @@ def test_p31_two_nodes_share_no_topic_and_no_service(
     nodes = [serve('arm'), serve('arm')]
     names: list[set[str]] = []
     for node in nodes:
-        probe.client(node.name)  # discovered
-        n, ns = node.node.get_name(), node.namespace
-        get = probe.node
-        names.append({name for of in (
-            get.get_publisher_names_and_types_by_node, get.get_subscriber_names_and_types_by_node,
-            get.get_service_names_and_types_by_node) for name, _ in of(n, ns)})
+        seen = graph(probe, node, lambda g: len(g['services']) > 20 and len(g['published']) > 8
+                     and any('joint_states' in n for n in g['subscribed']))
+        names.append({name for part in seen.values() for name in part})
     assert names[0] & names[1] <= SHARED
     assert all(len(n - SHARED) > 20 for n in names)
 

@@ -19,16 +19,21 @@ GATE = threading.Event()       # lets a held tick go on
 ENTERED = threading.Event()    # a tick is held
 
 
+def wait() -> None:
+    """Say that somebody is held, and wait."""
+    ENTERED.set()
+    if 'HELD_FILE' in os.environ:  # for a test in another process
+        Path(os.environ['HELD_FILE']).touch()
+    GATE.wait(60)
+
+
 class Held(Recurrent):
     """obs (D,) -> actions (1, A)."""
 
     def tick(self, b: Arrays) -> None:
         """Wait or raise where obs[0] says so."""
         if b['obs'][0] > 100:
-            ENTERED.set()
-            if 'HELD_FILE' in os.environ:  # for a test in another process
-                Path(os.environ['HELD_FILE']).touch()
-            GATE.wait(60)
+            wait()
         if b['obs'][0] < -100:
             raise RuntimeError('the policy raised')
         super().tick(b)
@@ -53,6 +58,12 @@ class Prompted(NumpyPolicy):
 
 def held(**options: Any) -> Held:
     """Factory of Held."""
+    return Held(**options)
+
+
+def slow(**options: Any) -> Held:
+    """Factory of Held that takes its time."""
+    wait()
     return Held(**options)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flashrt_ros.backends.reference import Arrays, Chunked, NumpyPolicy
+from flashrt_ros.backends.reference import Arrays, Chunked, Journal, NumpyPolicy
 from flashrt_ros.core.layout import BufferSpec, Role
 
 
@@ -116,6 +116,28 @@ class Prompted(NumpyPolicy):
     def hidden(self) -> dict[str, str]:
         """The gate's name is no state."""
         return {}
+
+
+class GatedJournal(Journal):
+    """`Journal` on three inputs, whose prefill a gate can hold."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__(obs_dim=3, rows=32, prompt_length=8)
+        self._gate = gate
+
+    def prefill(self, b: Arrays) -> None:
+        """Wait at the gate, then take in the prompt."""
+        GATES[self._gate]()
+        super().prefill(b)
+
+    def hidden(self) -> dict[str, str]:
+        """The gate's name is no state."""
+        return {}
+
+
+def journal(**options: Any) -> GatedJournal:
+    """Factory of GatedJournal."""
+    return GatedJournal(**options)
 
 
 def numbered(**options: Any) -> Numbered:

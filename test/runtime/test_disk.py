@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+import threading
 
 import pytest
 
@@ -50,6 +51,32 @@ def test_a_goal_with_a_capsule_on_disk_starts_once_it_is_loaded(world: Make, tmp
     assert goal.result is None
     w.step()
     w.sink.wait(lambda: w.numbers() == [3000])
+
+
+@pytest.mark.parametrize('since', ['stop', 'goal', 'restore', 'pause'])
+def test_p40_a_goal_whose_capsule_was_still_read_does_not_begin_after_what_came_since(
+        world: Make, tmp_path: Path, since: str) -> None:
+    w = on_disk(world, tmp_path / 'capsules')
+    if since == 'pause':
+        w.go()
+    gate = threading.Event()
+    w.runner.session._spill.post(lambda: gate.wait(10) and None)
+    goal = w.go(capsule='a')
+    newer = None
+    if since == 'goal':
+        newer = w.go()
+    elif since == 'restore':
+        w.runner.reset().result(5)
+    else:
+        getattr(w.runner, since)()
+    sent, phase = len(w.sink.log), w.phase
+    gate.set()
+    result = goal.wait(5)
+    assert result is not None
+    assert result.code is Code.STALE_EPOCH
+    assert w.runner.goal is (newer if since != 'pause' else w.runner.goal)
+    assert w.phase is phase
+    assert len(w.sink.log) == sent
 
 
 def test_a_damaged_file_refuses_the_restore_and_the_goal_and_changes_nothing(

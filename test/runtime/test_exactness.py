@@ -65,7 +65,9 @@ def test_p2_lock_step_goes_on_byte_for_byte_at_every_cursor_position(
         assert play(w, i + 1, i + 16) == reference[i + 1:i + 16], f'saved after step {i}'
 
 
-def test_p2_through_hold_and_a_new_goal_the_restored_queue_goes_on(world: Make) -> None:
+@pytest.mark.parametrize('at_once', [False, True])
+def test_p2_through_hold_and_a_new_goal_the_restored_queue_goes_on(world: Make, at_once: bool
+                                                                   ) -> None:
     w = world(NUMBERED, OBS, {'run': {**LOCK_STEP, 'on_restore': 'hold', 'start_at': 2,
                                       'latency_steps': 2}})
     w.go()
@@ -77,7 +79,11 @@ def test_p2_through_hold_and_a_new_goal_the_restored_queue_goes_on(world: Make) 
     w.advance(0.02)
     w.say(pose(99))                              # in HOLD: nothing moves, nothing is used up
     w.runner.reset().result(0)
-    w.go(capsule='a')
+    if at_once:
+        w.go(capsule='a')
+    else:
+        w.runner.restore('a').result(0)
+        w.go()
     assert play(w, 6, 20) == reference[6:]
 
 
@@ -125,3 +131,30 @@ def test_p6_a_step_that_was_begun_and_stopped_is_no_step(world: Make) -> None:
     assert w.runner._hub.begun
     w.runner.stop()
     assert {n: a.tobytes() for n, a in w.runner.session.host.items()} == before
+
+
+def test_p2_saved_while_an_inference_is_held_in_the_middle(world: Make) -> None:
+    """The boundary keeps what that inference latched; it is run again, on the same bytes."""
+    gate('held')
+    w = world(NUMBERED, OBS, {'run': {**LOCK_STEP, 'start_at': 3, 'latency_steps': 3},
+                              'policy': {'options': {'gate': 'held'}}}, threaded=True)
+    w.go()
+
+    def play_threaded(first: int, last: int) -> list[bytes]:
+        before = len(w.sink.actions)
+        for n, i in enumerate(range(first, last), before + 1):
+            w.advance(0.02)
+            w.say(pose(i))
+            w.sink.wait(lambda n=n: len(w.sink.actions) >= n)
+        return [a.tobytes() for a in w.sink.actions[before:]]
+    reference = play_threaded(0, 4)
+    gate('held').close()
+    reference += play_threaded(4, 6)             # step 4 starts inference 2, which is held
+    assert gate('held').entered.wait(5)
+    w.runner.save('a')
+    assert w.runner.status().tick == 1
+    gate('held').open()
+    reference += play_threaded(6, 20)
+    play_threaded(100, 105)
+    w.runner.restore('a').result(5)
+    assert play_threaded(6, 20) == reference[6:]

@@ -75,6 +75,18 @@ def test_p26_an_old_capsule_is_refused_and_origin_never(world: Make) -> None:
     w.runner.reset().result(0)
 
 
+def test_p26_a_capsule_from_before_the_first_tick_is_the_fresh_start(world: Make) -> None:
+    w = world(ARM)
+    w.say()
+    w.runner.save('start')
+    w.go()
+    w.step([0.0, 0.1, 0.2])
+    w.advance(100)
+    w.say([3.0, 3.0, 3.0])
+    w.runner.restore('start').result(0)
+    assert w.runner.status().tick == 0
+
+
 def test_p26_a_stale_or_unmeasured_witness_refuses(world: Make) -> None:
     w = saved(world)
     w.advance(0.2)

@@ -85,8 +85,11 @@ def test_a_goal_right_after_a_restore_waits_for_its_copy(world: Make) -> None:
     restored = w.runner.restore('a')
     w.go()
     assert w.phase is Phase.RUNNING
-    w.step()
+    staged = {n: a.tobytes() for n, a in w.runner.session.inputs.items()}
+    w.step([0.7, 0.7, 0.7])
     assert w.numbers() == [1000, 2000, 3000]
+    # the abandoned inference still reads its inputs
+    assert {n: a.tobytes() for n, a in w.runner.session.inputs.items()} == staged
     gate('copy').open()
     restored.result(5)
     w.sink.wait(lambda: len(w.sink.actions) == 4)
@@ -258,3 +261,63 @@ def test_p18_verbs_from_three_threads_beside_running_steps(world: Make, run: dic
     rows = {round(n) for c in w.sink.chunks if c.used for n in c.data[:, 0]}
     assert set(w.numbers()) <= rows
     assert [c.tick for c in w.sink.chunks] == [round(c.data[0, 0]) // 1000 for c in w.sink.chunks]
+
+
+@pytest.mark.parametrize('how', ['restore', 'goal'])
+def test_a_capsule_that_goes_between_the_checks_and_the_copy_leaves_a_plain_stop(
+        world: Make, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    w = world(NUMBERED, {'outputs': {'actions': {'on_stop': {'do': 'zero'}}}})
+    goal = w.go()
+    w.steps(2)
+    w.runner.save('a')
+    epoch = w.runner.epoch
+
+    def gone(plan: object) -> None:
+        raise Refusal(Code.NOT_FOUND, 'it went')
+    monkeypatch.setattr(w.runner.session, 'apply', gone)
+    if how == 'restore':
+        error = w.runner.restore('a').exception(0)
+        assert isinstance(error, Refusal)
+        assert error.code is Code.NOT_FOUND
+    else:
+        result = w.go(capsule='a').result
+        assert result is not None
+        assert result.code is Code.NOT_FOUND
+    assert goal.result is not None
+    assert goal.result.code is Code.NOT_FOUND
+    assert w.phase is Phase.HOLD
+    assert w.runner.epoch == epoch + 1
+    assert w.runner.status().queue_depth == 0
+    assert w.sink.kinds() == ['publish', 'publish', 'stop']
+
+
+def test_p12_lock_step_a_set_that_was_sent_before_the_restore_is_not_used_after_it(world: Make
+                                                                                   ) -> None:
+    w = held(world, 'early', LOCK_STEP)
+    w.runner.save('a')
+    w.advance(0.02)
+    w.say()                                      # the sender did not wait for step 4's output
+    restored = w.runner.restore('a')
+    gate('early').open()
+    restored.result(5)
+    assert w.numbers() == [1000, 2000, 3000]
+    w.step()
+    w.sink.wait(lambda: len(w.sink.actions) == 4)
+    assert w.runner.status().step == 4
+
+
+def test_after_a_restore_boundaries_tell_of_the_restored_observation(world: Make) -> None:
+    """Whence and where, until the next inference; the record loses nothing that a step took in."""
+    w = world(NUMBERED, {'run': LOCK_STEP})
+    w.go()
+    for i in range(7):
+        w.step([0.1 * i, 0.0, 0.0])
+    a = w.runner.save('a')
+    for i in range(6):
+        w.step([9.0, 9.0, 9.0 + i])
+    w.runner.restore('a').result(0)
+    w.step([0.7, 0.0, 0.0])
+    b = w.runner.save('b')
+    assert (b.stamp_ns, b.witness, b.tick) == (a.stamp_ns, a.witness, a.tick)
+    w.steps(3)
+    assert [e.step for e in w.sink.chunks[-1].latched] == [11, 12, 7, 8, 9, 10]

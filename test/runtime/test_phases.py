@@ -34,6 +34,5 @@ def test_the_table_is_the_design_s(cause: Cause, phase: Phase) -> None:
 
 
 @pytest.mark.parametrize('phase', [H, R, P, S])
-def test_a_shadow_goal_leads_to_shadow_and_continue_keeps_the_phase(phase: Phase) -> None:
+def test_a_shadow_goal_leads_to_shadow(phase: Phase) -> None:
     assert after(Cause.GOAL, phase, shadow=True) is S
-    assert after(Cause.REWIND, phase, keep=True) is phase

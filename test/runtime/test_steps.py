@@ -127,6 +127,21 @@ def test_lock_step_a_set_that_came_before_the_goal_is_its_first_step(world: Make
     assert w.numbers() == [1000, 1001]
 
 
+def test_lock_step_a_set_whose_step_was_stopped_is_the_next_goal_s_first(world: Make) -> None:
+    gate('again')
+    w = world(NUMBERED, {'run': LOCK_STEP, 'policy': {'options': {'gate': 'again'}}},
+              threaded=True)
+    w.go()
+    gate('again').close()
+    w.step()
+    assert gate('again').entered.wait(5)
+    w.runner.stop()
+    gate('again').open()
+    w.go()                                       # the sender still waits for this step's output
+    w.sink.wait(lambda: w.numbers() == [2000])
+    assert w.runner.status().step == 1
+
+
 def test_lock_step_a_lost_message_is_an_error_once_motion_has_begun(world: Make) -> None:
     w = world(NUMBERED, {'run': LOCK_STEP})
     w.say(seq=4)

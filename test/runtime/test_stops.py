@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,15 +9,10 @@ import pytest
 from flashrt_ros.core.errors import Code, Refusal
 from flashrt_ros.runtime.phases import Phase
 from test.runtime.fake_controller import FakeController
-from test.runtime.world import ARM, JOINTS, LOCK_STEP, NUMBERED, World
+from test.runtime.world import ARM, ENABLED, JOINTS, LOCK_STEP, NUMBERED, World, enable
 
 Make = Callable[..., World]
-LIVE = {'enable': {'topic': 'enable', 'max_age_s': 0.2},
-        'outputs': {'arm': {'start_tolerance': 10.0}}}
-
-
-def enable(w: World, value: bool = True) -> None:
-    w.runner.feed('enable', SimpleNamespace(data=value))
+LIVE = {**ENABLED, 'outputs': {'arm': {'start_tolerance': 10.0}}}
 
 
 def stale(w: World) -> None:

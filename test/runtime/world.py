@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from flashrt_ros.core.capsule import Event, EventKind
+from flashrt_ros.core.errors import Code
 from flashrt_ros.core.session import Options
 from flashrt_ros.ingest.output import Command
 from flashrt_ros.runtime.build import build
@@ -40,6 +41,7 @@ NUMBERED: dict[str, Any] = {
     'outputs': {'actions': {'topic': 'action', 'type': 'std_msgs/msg/Float64MultiArray',
                             'kind': 'raw'}},
 }
+ENABLED = {'enable': {'topic': 'enable', 'max_age_s': 0.2}}
 LOCK_STEP = {'trigger': {'input': ['joint_states']}, 'on_restore': 'continue'}
 
 ARM: dict[str, Any] = {
@@ -209,3 +211,14 @@ class World:
     def numbers(self) -> list[int]:
         """Column 0 of what was published, of `numbered`: 1000 k + i."""
         return [round(float(a[0])) for a in self.sink.actions]
+
+
+def enable(w: World, value: bool = True) -> None:
+    """Say so on the enable topic."""
+    w.runner.feed('enable', SimpleNamespace(data=value))
+
+
+def result(goal: Goal) -> tuple[Code, str]:
+    """Return how a goal has ended."""
+    assert goal.result is not None
+    return goal.result.code, goal.result.message
