@@ -80,8 +80,11 @@ class TimedDevice(CudaDevice):
     def copy(self, dst: CudaBlock, dst_offset: int, src: CudaBlock, src_offset: int,
              nbytes: int) -> None:
         """See CudaDevice."""
-        self._timed(self.stream, lambda: CudaDevice.copy(self, dst, dst_offset, src, src_offset,
-                                                         nbytes))
+        if self._armed:
+            self._timed(self.stream, lambda: CudaDevice.copy(self, dst, dst_offset, src,
+                                                             src_offset, nbytes))
+        else:
+            CudaDevice.copy(self, dst, dst_offset, src, src_offset, nbytes)
 
     def copy2d(self, *args: Any) -> None:
         """See CudaDevice."""
@@ -90,6 +93,13 @@ class TimedDevice(CudaDevice):
     def side_copy2d(self, *args: Any) -> None:
         """See CudaDevice."""
         self._timed(self.side, lambda: CudaDevice.side_copy2d(self, *args))
+
+    def rest(self, seconds: float = 0.0003) -> None:
+        """Let other threads of this process finish, without letting the processor fall asleep."""
+        event = self.mark()
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self.done(event)        # leaves Python for a moment
 
     # -- other work -----------------------------------------------------------------------
 

@@ -98,6 +98,7 @@ class CudaDevice:
         self.side = self._new_stream()
         # Handles as plain numbers: what the bindings accept fastest and torch expects.
         self.stream_ptr = int(self.stream)
+        self._memcpy = self.rt.cudaMemcpyAsync
         self._default_kind = self.rt.cudaMemcpyKind.cudaMemcpyDefault
         self._ok = self.rt.cudaError_t.cudaSuccess
         self._not_ready = self.rt.cudaError_t.cudaErrorNotReady
@@ -184,13 +185,22 @@ class CudaDevice:
     def copy(self, dst: CudaBlock, dst_offset: int, src: CudaBlock, src_offset: int,
              nbytes: int) -> None:
         """Copy bytes between any two blocks, in stream order."""
-        self.enter()
-        self.join()
+        # Several times per tick, so written out: no calls, and the card need not be the current
+        # one of the thread, as the stream says which it is.
+        if self._side_joined != self._side_ordered:
+            self.join()
+        if (min(dst_offset, src_offset, nbytes) < 0 or dst_offset + nbytes > dst.nbytes
+                or src_offset + nbytes > src.nbytes):
+            dst.at(dst_offset, nbytes)
+            src.at(src_offset, nbytes)
         if nbytes:
-            self._copy(dst.at(dst_offset, nbytes), src.at(src_offset, nbytes), nbytes, self.stream)
+            error, = self._memcpy(dst.ptr + dst_offset, src.ptr + src_offset, nbytes,
+                                  self._default_kind, self.stream)
+            if error != self._ok:
+                raise self.refusal('cudaMemcpyAsync', error)
 
     def _copy(self, dst: int, src: int, nbytes: int, stream: Any) -> None:
-        error, = self.rt.cudaMemcpyAsync(dst, src, nbytes, self._default_kind, stream)
+        error, = self._memcpy(dst, src, nbytes, self._default_kind, stream)
         if error != self._ok:
             raise self.refusal('cudaMemcpyAsync', error)
 
@@ -228,8 +238,8 @@ class CudaDevice:
 
     def launch(self, executable: Any) -> None:
         """Launch an instantiated graph, in stream order."""
-        self.enter()
-        self.join()
+        if self._side_joined != self._side_ordered:
+            self.join()
         error, = self.rt.cudaGraphLaunch(executable, self.stream)
         if error != self._ok:
             raise self.refusal('cudaGraphLaunch', error)
@@ -238,13 +248,14 @@ class CudaDevice:
         try:
             handle = self._spare_events.pop()
         except IndexError:
+            self.enter()
             handle = self.call('cudaEventCreateWithFlags', self._event_flags)
         return CudaEvent(handle, self._spare_events)
 
     def mark(self) -> CudaEvent:
         """Return an event that fires when all that was ordered so far is done."""
-        self.enter()
-        self.join()
+        if self._side_joined != self._side_ordered:
+            self.join()
         event = self._event()
         error, = self.rt.cudaEventRecord(event.handle, self.stream)
         if error != self._ok:
@@ -264,7 +275,9 @@ class CudaDevice:
         """Wait for an event, or for all that was ordered."""
         if event is None:
             event = self.mark()
-        self.call('cudaEventSynchronize', event.handle)
+        error, = self.rt.cudaEventSynchronize(event.handle)
+        if error != self._ok:
+            raise self.refusal('cudaEventSynchronize', error)
 
     # -- about ----------------------------------------------------------------------------
 

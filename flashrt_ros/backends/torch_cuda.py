@@ -313,7 +313,7 @@ def _watch_class() -> Any:
                 self.refusal = Refusal(
                     Code.UNDECLARED_STATE, f"operation {func} draws from torch's generator, whose "
                     'state no capsule holds; draw from flashrt_ros.backends.philox, which keeps '
-                    'key and counter in STATE, or set the option torch_generator: state')
+                    'key and counter in STATE, or write policy.options.generator: true')
                 raise self.refusal
             return func(*args, **(kwargs or {}))
 

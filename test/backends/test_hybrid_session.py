@@ -10,12 +10,13 @@ from flashrt_ros.backends.host import HostDevice
 from flashrt_ros.backends.hybrid import decoder, flow
 from flashrt_ros.backends.torch_program import ProgramPolicy
 from flashrt_ros.core.session import Options, Session
+from test.conformance import test_mutants
 from test.conformance.cases import Case
 from test.conformance.checks import CHECKS
 
 PROMPT = np.random.default_rng(1).integers(0, 32, 128).astype(np.int32)
 CASES = [Case('hybrid', lambda: (ProgramPolicy(decoder('tiny')), HostDevice()),
-              ('recurrent', 'conv', 'kv', 'length', 'tail_hidden', 'tail_tokens')),
+              ('recurrent', 'conv', 'kv', 'length', 'tail_tokens')),
          Case('flow', lambda: (ProgramPolicy(flow()), HostDevice()),
               ('memory', 'rng_key', 'rng_counter'))]
 
@@ -33,6 +34,18 @@ def _one_thread():
 @pytest.mark.parametrize('case', CASES, ids=lambda c: c.name)
 def test_promise(case, check):
     check(case)
+
+
+@pytest.mark.parametrize(('mutant', 'check'), test_mutants.MUTANTS,
+                         ids=[m.__name__ for m, _ in test_mutants.MUTANTS])
+@pytest.mark.parametrize('case', CASES, ids=lambda c: c.name)
+def test_p3_mutant_is_killed(case, mutant, check):
+    test_mutants.test_p3_mutant_is_killed(case, mutant, check)
+
+
+@pytest.mark.parametrize('case', CASES, ids=lambda c: c.name)
+def test_p3_each_load_bearing_buffer_left_out_shows_in_the_outputs(case):
+    test_mutants.test_p3_each_load_bearing_buffer_left_out_shows_in_the_outputs(case)
 
 
 @pytest.fixture

@@ -285,7 +285,7 @@ def test_poisoned_outputs_scratch_and_inputs_never_reach_a_result(card, torch):
 
 @pytest.mark.parametrize(('f', 'code', 'words'), [
     (lambda torch, x: x + torch.randn(8, device='cuda'), Code.UNDECLARED_STATE,
-     ['aten.randn', 'philox', 'torch_generator|generator']),
+     ['aten.randn', 'philox', 'options.generator: true']),
     (lambda torch, x: torch.nn.functional.dropout(x, 0.5), Code.UNDECLARED_STATE, ['draws from']),
     (lambda torch, x: x * x.sum().item(), Code.UNSUPPORTED, ['_local_scalar_dense', '.item()']),
     (lambda torch, x: x[x > 0].sum() + x, Code.UNSUPPORTED, ['nonzero|index', 'mask']),
