@@ -10,6 +10,7 @@ ENV_PYTHON ?= $(PYTHON)
 TORCH ?= cpu
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+STUDY_ARGS ?=
 BENCH_ARGS ?=
 MATRIX_PYTHON ?= 3.11 3.12
 MATRIX_DISTRO ?= jazzy kilted
@@ -20,7 +21,7 @@ ROS = ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST
 export FLASHRT_ROS_DISTRO
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-long test-launch lint bench build-colcon clean
+.PHONY: help demo study test test-all test-long test-launch lint bench build-colcon clean
 
 help: ## show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,6 +29,10 @@ help: ## show these lines
 demo: ## serve, save, disturb, rewind: the whole story in a minute
 	@$(SETUP) demo
 	$(ROS) $(VENV)/bin/python -m flashrt_ros.demo $(DEMO_ARGS)
+
+study: ## does a capsule help? 50 seeds of the demo, interrupted in seven ways; minutes
+	@$(SETUP) demo
+	$(VENV)/bin/python -m flashrt_ros.demo.study $(STUDY_ARGS)
 
 test: ## the tests that hold the promises, under eight minutes on two cores
 	@$(SETUP) test --torch $(TORCH)
