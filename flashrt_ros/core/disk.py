@@ -6,6 +6,7 @@ are touched; symbolic links are refused.
 """
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from pathlib import Path
@@ -24,17 +25,34 @@ _LEFT = re.compile(r'[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}\.part-[0-9a-f]{16}')
 
 
 class CapsuleFolder:
-    """Files `NAME.capsule`, in a folder that only its owner may read."""
+    """Files `NAME.capsule`, in a folder that only its owner may read.
+
+    One writer at a time: two nodes on one folder would replace each other's files.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock: int | None = os.open(path / '.lock', os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                                             | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                self.close()
+                raise Refusal(Code.BUSY, f'another node uses the capsule folder {path}; give each '
+                              'node a capsule_dir of its own') from error
             for left in path.glob(f'*{_PART}*'):
                 if _LEFT.fullmatch(left.name):
                     left.unlink(missing_ok=True)  # of a writer that was killed
         except OSError as error:
             raise Refusal(Code.IO, f'capsule folder {path}: {error.strerror}') from error
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def file(self, name: str) -> Path:
         """Return the path of a capsule's file."""

@@ -145,6 +145,8 @@ class Session(Saving, Loading, Rewinding, Forks):
         o = self.options
         ids = self._strand_ids = itertools.count(1)
         self._folder = CapsuleFolder(o.directory) if o.directory is not None else None
+        if self._folder is not None:
+            self._closers.append(self._folder.close)
         self._sets = []
         for _ in range(max(1, o.live_sets)):
             live = self._worker.call(
@@ -304,6 +306,15 @@ class Session(Saving, Loading, Rewinding, Forks):
                     self._ring.popleft().release()
             elif newest.payload is not slot:
                 self._trim_ring(keep=self.options.history)
+
+    def recommit(self) -> None:
+        """Take HOST state that changed between two steps, a new prompt, into the newest boundary.
+
+        An inference in flight was started before the change: the boundary forgets it.
+        """
+        with self._lock:
+            self._ring[-1].host = self._live.host_block()
+            self._ring[-1].pending = None
 
     def tick_now(self, inputs: Arrays) -> Arrays:
         """Run one tick and one step: `inputs` by INPUT buffer in, copies of the outputs out."""

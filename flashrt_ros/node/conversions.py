@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 import hashlib
 import importlib
+import os
 import re
 from typing import Any
 
 from builtin_interfaces.msg import Duration, Time
 from rclpy.serialization import deserialize_message
 from std_msgs.msg import Header, MultiArrayDimension
-from trajectory_msgs.msg import JointTrajectoryPoint
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from flashrt_ros import msg as ours
 from flashrt_ros.action import ExecutePolicy
@@ -38,7 +39,9 @@ def message_class(name: str) -> Any:
         found = getattr(importlib.import_module(f'{package}.{kind}'), word)
     except (ImportError, AttributeError):
         raise Refusal(Code.UNSUPPORTED, f'message type {name} is not installed here; install the '
-                      f'package {package}') from None
+                      f'package {package} (with an apt ROS: apt install ros-'
+                      f'{os.environ.get("ROS_DISTRO", "jazzy")}-{package.replace("_", "-")})'
+                      ) from None
     if not hasattr(found, '__import_type_support__'):
         raise Refusal(Code.UNSUPPORTED, f'{name} is no ROS message type')
     return found
@@ -166,7 +169,8 @@ POINT_OF_KIND: Mapping[str, str] = {'position': 'positions', 'velocity': 'veloci
 def action_builder(spec: OutputSpec) -> tuple[Any, Builder]:
     """Return an output's message class and what makes a message of `(command, now_ns)`.
 
-    Raises Refusal(UNSUPPORTED) for a type that this build cannot send.
+    Where the type is an action, the class is the action's and what is made is its goal. Raises
+    Refusal(UNSUPPORTED) for a type that this build cannot send, or that is not installed.
     """
     build = _BUILDERS.get(spec.type)
     if build is None:
@@ -174,6 +178,11 @@ def action_builder(spec: OutputSpec) -> tuple[Any, Builder]:
                       f'by this build; use one of {", ".join(_BUILDERS)}')
     kind = message_class(spec.type)
     return kind, lambda command, now_ns: build(kind, command, now_ns)
+
+
+def is_action(type_name: str) -> bool:
+    """Whether an output of this type is sent as the goals of an action."""
+    return '/action/' in type_name
 
 
 def _multi_array(kind: Any, command: Command, now_ns: int) -> Any:
@@ -213,6 +222,16 @@ def _trajectory(kind: Any, command: Command, now_ns: int) -> Any:
                         for t, row in zip(command.times, command.points.tolist(), strict=True)])
 
 
+def _follow_joint_trajectory(kind: Any, command: Command, now_ns: int) -> Any:
+    return kind.Goal(trajectory=_trajectory(JointTrajectory, command, now_ns))
+
+
+def _gripper_command(kind: Any, command: Command, now_ns: int) -> Any:
+    goal = kind.Goal()                 # max_effort stays 0, for position controllers
+    goal.command.position = float(command.values[0])
+    return goal
+
+
 _BUILDERS: Mapping[str, Callable[[Any, Command, int], Any]] = {
     'std_msgs/msg/Float32MultiArray': _multi_array,
     'std_msgs/msg/Float64MultiArray': _multi_array,
@@ -220,4 +239,6 @@ _BUILDERS: Mapping[str, Callable[[Any, Command, int], Any]] = {
     'geometry_msgs/msg/Twist': _twist,
     'geometry_msgs/msg/TwistStamped': _twist_stamped,
     'trajectory_msgs/msg/JointTrajectory': _trajectory,
+    'control_msgs/action/FollowJointTrajectory': _follow_joint_trajectory,
+    'control_msgs/action/GripperCommand': _gripper_command,
 }

@@ -18,6 +18,7 @@ from flashrt_ros.node.goals import Goals
 from flashrt_ros.node.handover import Handover
 from flashrt_ros.node.inputs import Inputs
 from flashrt_ros.node.params import Parameters, Settings
+from flashrt_ros.node.poll import Poll
 from flashrt_ros.node.ros_sink import RosSink
 from flashrt_ros.node.services import Services
 from flashrt_ros.node.status import Status
@@ -57,7 +58,8 @@ class PolicyNode(LifecycleNode):
                                       changed=self._on_settings)
         self._status = Status(self, self._get, self._group)
         self._goals = Goals(self, self._get, self._group)
-        self._sink = RosSink(self, self._status, self._goals)
+        self._poll = Poll(self, self._get, self._group)
+        self._sink = RosSink(self, self._status, self._goals, self._group, self._poll.follow)
         self._verbs = Services(self, self._get, self._group)
         self._jump = self.get_clock().create_jump_callback(
             JumpThreshold(min_forward=None, min_backward=Duration(nanoseconds=-1)),
@@ -127,8 +129,7 @@ class PolicyNode(LifecycleNode):
         return result
 
     def _configure(self) -> None:
-        self._status.failure = ''
-        self._status.mismatches = {}
+        self._status.clear()
         settings = self._params.settings
         if settings.policy_file is None:
             raise Refusal(Code.INVALID_POLICY_FILE, 'the parameter policy_file is empty; start the '
@@ -217,6 +218,8 @@ class PolicyNode(LifecycleNode):
             self.destroy_timer(self._step_timer)
             self._step_timer = None
         runner, self.runner = self.runner, None
+        self._handover = None
+        self._poll.follow()
         try:
             if runner is not None:
                 runner.shutdown('cleanup')

@@ -6,10 +6,12 @@ Nothing here blocks or calls the runner, except `changed`, which comes without t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+import functools
 import time
 import traceback
 from typing import Any
 
+from rclpy.callback_groups import CallbackGroup
 from rclpy.duration import Duration
 from rclpy.event_handler import PublisherEventCallbacks
 from rclpy.exceptions import InvalidHandle
@@ -22,6 +24,7 @@ from flashrt_ros.ingest.output import Command
 from flashrt_ros.ingest.spec import OutputSpec
 from flashrt_ros.msg import ActionChunk, CapsuleEvent
 from flashrt_ros.node import conversions
+from flashrt_ros.node.action_output import ActionOutput
 from flashrt_ros.node.goals import Goals
 from flashrt_ros.node.status import NO_EVENTS, Status
 from flashrt_ros.runtime.sink import ChunkRecord, Feedback, Goal, GoalResult
@@ -30,30 +33,60 @@ RELIABLE = QoSProfile(depth=10)   # rclpy's default reliability: fits every subs
 DEEP = QoSProfile(depth=50)
 
 
-class RosSink:
-    """Owns the publishers of outputs, ~/chunk and ~/capsule_events."""
+class Published:
+    """An output that is a topic."""
 
-    def __init__(self, node: Node, status: Status, goals: Goals) -> None:
+    def __init__(self, node: Node, publisher: Any, build: Callable[[Command, int], Any]) -> None:
+        self._node = node
+        self._publisher = publisher
+        self._build = build
+
+    def send(self, command: Command, now_ns: int, *, stop: bool = False) -> None:
+        """Publish a command. Any thread."""
+        self._publisher.publish(self._build(command, now_ns))
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until reliable subscribers have acknowledged what was published."""
+        self._publisher.wait_for_all_acked(Duration(seconds=timeout_s))
+
+    def close(self) -> None:
+        """Take the publisher back."""
+        self._node.destroy_publisher(self._publisher)
+
+
+class RosSink:
+    """Owns the outputs and the publishers of ~/chunk and ~/capsule_events."""
+
+    def __init__(self, node: Node, status: Status, goals: Goals, group: CallbackGroup,
+                 changed: Callable[[], None]) -> None:
+        """`changed` hears, on any thread, that a goal may have begun or ended."""
         self._node = node
         self._status = status
         self._goals = goals
+        self._group = group
+        self._changed = changed
         self._chunks = node.create_publisher(ActionChunk, '~/chunk', DEEP,
                                              event_callbacks=NO_EVENTS)
         self._events = node.create_publisher(CapsuleEvent, '~/capsule_events', DEEP,
                                              event_callbacks=NO_EVENTS)
-        self._outputs: dict[str, tuple[Any, Callable[[Command, int], Any]]] = {}
+        self._outputs: dict[str, Published | ActionOutput] = {}
 
     def open(self, outputs: Mapping[str, OutputSpec]) -> None:
         """Advertise the outputs of a policy file. Raises Refusal(UNSUPPORTED) for a type."""
         builders = {name: conversions.action_builder(spec) for name, spec in outputs.items()}
         for name, spec in outputs.items():
             kind, build = builders[name]
+            if conversions.is_action(spec.type):
+                self._outputs[name] = ActionOutput.on(
+                    self._node, kind, spec.topic, build,
+                    functools.partial(self._status.goals, spec.topic), self._group)
+                continue
             publisher = self._node.create_publisher(
                 kind, spec.topic, RELIABLE,
                 qos_overriding_options=QoSOverridingOptions.with_default_policies(),
                 event_callbacks=PublisherEventCallbacks(
                     use_default_callbacks=False, incompatible_qos=self._mismatch(spec.topic)))
-            self._outputs[name] = (publisher, build)
+            self._outputs[name] = Published(self._node, publisher, build)
 
     def _mismatch(self, topic: str) -> Callable[[Any], None]:
         def report(event: Any) -> None:
@@ -64,25 +97,26 @@ class RosSink:
 
     def close(self) -> None:
         """Take the outputs back."""
-        for publisher, _ in self._outputs.values():
-            self._node.destroy_publisher(publisher)
+        for output in self._outputs.values():
+            output.close()
         self._outputs = {}
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until reliable subscribers have acknowledged what was published."""
+        """Wait until what was sent has arrived. Not from the executor's thread."""
         end = time.monotonic() + timeout_s
-        for publisher, _ in list(self._outputs.values()):
-            publisher.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
+        for output in list(self._outputs.values()):
+            output.flush(max(0.0, end - time.monotonic()))
 
     def _now(self) -> int:
         return int(self._node.get_clock().now().nanoseconds)
 
     def publish(self, output: str, command: Command) -> None:
         """Send one action."""
-        publisher, build = self._outputs[output]
-        publisher.publish(build(command, self._now()))
+        self._outputs[output].send(command, self._now())
 
-    stop = publish
+    def stop(self, output: str, command: Command) -> None:
+        """Send an output's on_stop."""
+        self._outputs[output].send(command, self._now(), stop=True)
 
     def shadow(self, output: str, command: Command) -> None:
         """A shadow goal commands nothing; its raw rows stand in ~/chunk."""
@@ -107,6 +141,7 @@ class RosSink:
 
     def changed(self) -> None:
         """Publish the status."""
+        self._changed()
         self._report(self._status.publish)
 
     def goal_done(self, goal: Goal, result: GoalResult) -> None:

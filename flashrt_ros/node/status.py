@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
@@ -14,6 +15,7 @@ from std_msgs.msg import Header
 
 from flashrt_ros.msg import PolicyStatus
 from flashrt_ros.node import conversions
+from flashrt_ros.node.action_output import GoalCounts
 from flashrt_ros.runtime.phases import Phase
 from flashrt_ros.runtime.runner import Runner
 from flashrt_ros.runtime.sink import StatusSnapshot
@@ -37,6 +39,7 @@ class Status:
         self._timer: Any = None
         self.failure = ''                        # why the last configure failed
         self.mismatches: dict[str, str] = {}     # topic -> what does not fit
+        self._goals: dict[str, tuple[GoalCounts, str]] = {}  # action -> counts, last trouble
         self._status = node.create_publisher(PolicyStatus, '~/status', LATCHED,
                                             event_callbacks=NO_EVENTS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics',
@@ -53,11 +56,22 @@ class Status:
                 clock=Clock(clock_type=ClockType.STEADY_TIME))
 
     def _on_timer(self) -> None:
-        runner = self._runner()
-        if runner is not None:
-            runner.poll()
         self.publish()
         self.diagnose()
+
+    def clear(self) -> None:
+        """Forget what was said of another configuration."""
+        self.failure = ''
+        self.mismatches = {}
+        self._goals = {}
+
+    def goals(self, action: str, counts: GoalCounts, text: str) -> None:
+        """Tell of goals that an action server did not carry out. Any thread."""
+        news = action not in self._goals or self._goals[action][1] != text
+        self._goals[action] = (counts, text)
+        self._node.get_logger().warning(f'{action}: {text}', throttle_duration_sec=1.0)
+        if news:
+            self.diagnose()
 
     def mismatch(self, topic: str, text: str) -> None:
         """Remember that nothing is received from (or by) somebody on a topic."""
@@ -88,7 +102,8 @@ class Status:
         name = self._node.get_fully_qualified_name()
         self._diagnostics.publish(DiagnosticArray(
             header=Header(stamp=conversions.time(now_ns)),
-            status=[self._policy(name, status), self._topics(name)]))
+            status=[self._policy(name, status), self._topics(name),
+                    *(self._action(name, a, c, t) for a, (c, t) in list(self._goals.items()))]))
 
     def _policy(self, name: str, status: StatusSnapshot) -> DiagnosticStatus:
         level, message = DiagnosticStatus.OK, status.phase.name
@@ -110,3 +125,8 @@ class Status:
             message='; '.join(f'{t}: {w}' for t, w in self.mismatches.items()) or 'all compatible',
             hardware_id='',
             values=[KeyValue(key=t, value=w) for t, w in self.mismatches.items()])
+
+    def _action(self, name: str, action: str, counts: GoalCounts, text: str) -> DiagnosticStatus:
+        return DiagnosticStatus(
+            level=DiagnosticStatus.WARN, name=f'{name}: {action}', message=text, hardware_id='',
+            values=[KeyValue(key=k, value=str(v)) for k, v in asdict(counts).items()])

@@ -117,6 +117,7 @@ class Goals:
         hub.observation.set_prompt(prompt)
         self._stops.abandon()
         hub.prefill = hub.session.prefills
+        hub.session.recommit()                 # a save before the next step has the new prompt
         return True
 
     def prompt_event(self, prompt: str) -> None:

@@ -180,16 +180,24 @@ class Rewinds:
         hub = self._hub
         mine = self._asked or hub.clock.steady() - hub.rewound < JUMP_GRACE_S
         if not mine and hub.fault is None:
-            if hub.file.run.on_clock_jump == 'reset':
-                self.carry_out(hub.session.plan_reset(), Code.RESTORED, message, asked=False,
-                               stops=not hub.goes_on)
-            elif hub.goes_on:
-                hub.session.raise_epoch()
-            else:
-                self._stops.stop(Cause.REWIND, Code.RESTORED, message)
-            self._stops.tell_clock_jump(message)
+            try:
+                self._jump(message)
+            except Refusal as error:           # the session met a fault that we hear of only now
+                self._stops.fault(error)
         hub.clock_epoch += 1                   # on_stop still needed what was measured
         hub.observation.clear(hub.clock_epoch)
         hub.fresh_ns = 0
         hub.owed = False
         hub.changed()
+
+    def _jump(self, message: str) -> None:
+        """Stop, and return STATE to origin or keep it, as a whole."""
+        hub = self._hub
+        if hub.file.run.on_clock_jump == 'reset':
+            self.carry_out(hub.session.plan_reset(), Code.RESTORED, message, asked=False,
+                           stops=not hub.goes_on)
+        elif hub.goes_on:
+            hub.session.raise_epoch()
+        else:
+            self._stops.stop(Cause.REWIND, Code.RESTORED, message)
+        self._stops.tell_clock_jump(message)

@@ -160,7 +160,7 @@ def test_drop_removes_the_file_and_overwrite_replaces_it(tmp_path: Path) -> None
     o.session.save('b', persist=True)
     o.session.drop('b')
     o.close()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ['a.capsule']
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['.lock', 'a.capsule']
     o = CASES[0].session(directory=tmp_path)
     o.session.load('a').result(10)
     o.restore('a')
@@ -172,7 +172,14 @@ def test_disk_budget_refuses_and_loses_nothing(tmp_path: Path) -> None:
     o = CASES[0].session(directory=tmp_path, disk_bytes=1)
     refused(Code.BUDGET_EXCEEDED, o.session.save, 'a', persist=True)
     o.close()
-    assert list(tmp_path.iterdir()) == []
+    assert [p.name for p in tmp_path.iterdir()] == ['.lock']
+
+
+def test_two_sessions_do_not_share_a_folder(tmp_path: Path) -> None:
+    o = CASES[0].session(directory=tmp_path)
+    refused(Code.BUSY, CASES[0].session, directory=tmp_path)
+    o.close()
+    CASES[0].session(directory=tmp_path).close()
 
 
 def test_p19_names_never_reach_the_file_system(tmp_path: Path) -> None:
@@ -180,7 +187,7 @@ def test_p19_names_never_reach_the_file_system(tmp_path: Path) -> None:
     for name in ('..', '../x', 'a/b', '', '.x', 'a' * 129, 'a\0b', 'ä', '-x'):
         refused(Code.INVALID_NAME, folder.write, name, b'')
         refused(Code.INVALID_NAME, folder.remove, name)
-    assert list(tmp_path.iterdir()) == []
+    assert [p.name for p in tmp_path.iterdir()] == ['.lock']
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -218,5 +225,5 @@ def test_p14_a_kill_leaves_the_old_file_or_the_new_one(tmp_path: Path, after: fl
         data = left.read_bytes()
         assert len(data) == 200_000
         assert len(set(data)) == 1
-    CapsuleFolder(tmp_path)
+    CapsuleFolder(tmp_path).close()
     assert not [p for p in tmp_path.iterdir() if 'part' in p.name]

@@ -178,3 +178,15 @@ def test_p16_the_ring_keeps_as_many_ticks_as_history_says_and_no_more() -> None:
     o.session.plan_rollback(steps=2, lock_step=True)
     refused(Code.NOTHING_TO_ROLL_BACK, o.session.plan_rollback, steps=3, lock_step=True)
     o.close()
+
+
+def test_a_rollback_by_steps_over_a_save_leaves_its_lineage() -> None:
+    o = CASE.session()
+    o.step()
+    o.session.save('a')
+    o.run(2)
+    o.session.save('b')
+    o.session.apply(o.session.plan_rollback(steps=1, lock_step=True)).result()
+    assert o.session.plan_rollback().info.name == 'a'
+    assert o.session.save('c').parent_id == o.session.plan_restore('a').info.id
+    o.close()

@@ -74,6 +74,18 @@ def test_a_restore_brings_the_old_prompt_back_and_a_goal_s_prompt_wins(world: Ma
     assert [x // 1000 for x in w.numbers()] == [ord(c) for c in 'ABAC']
 
 
+def test_a_save_between_a_new_prompt_and_the_next_step_has_the_new_prompt(world: Make) -> None:
+    w = world(PROMPTED)
+    w.go(prompt='A')
+    w.step()
+    w.runner.feed('prompt', SimpleNamespace(data='B'))
+    w.runner.save('b')
+    w.runner.restore('origin').result(0)
+    assert w.runner.status().prompt != 'B'
+    w.runner.restore('b').result(0)
+    assert w.runner.status().prompt == 'B'
+
+
 def test_a_prompt_that_cannot_be_taken_refuses_the_goal_and_changes_nothing(world: Make) -> None:
     w = world(PROMPTED)
     w.go(prompt='A')
