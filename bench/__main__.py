@@ -19,6 +19,7 @@ BEGIN, END = '<!-- python -m bench: begin -->', '<!-- python -m bench: end -->'
 TABLES = (
     ('A tick of the session over the bare backend call', 'bench.session_tick', '--ticks', 5),
     ('The policy node beside a bare rclpy node', 'bench.ros_node', '--n', 1),
+    ('The whole loop with a 640x480 camera', 'bench.ros_camera', '--n', 0.3),
 )
 
 
@@ -39,7 +40,8 @@ def main() -> None:
     parts = [f'{date.today():%Y-%m-%d}, {cpu_name()}, {os.cpu_count()} cores, Python '
              f'{platform.python_version()}. Medians of alternating calls in one run.']
     for title, module, option, factor in TABLES:
-        out = subprocess.run([sys.executable, '-m', module, option, str(arguments.n * factor)],
+        n = str(max(1, round(arguments.n * factor)))
+        out = subprocess.run([sys.executable, '-m', module, option, n],
                              cwd=ROOT, capture_output=True, text=True, check=False)
         if out.returncode != 0:
             sys.exit(f'{module} failed:\n{out.stdout}{out.stderr}')

@@ -39,11 +39,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @contextmanager
-def process(*args: str) -> Iterator[None]:
+def process(*args: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Python process for a while."""
     child = subprocess.Popen([sys.executable, *args], cwd=ROOT, env=ENV)
     try:
-        yield
+        yield child
     finally:
         child.send_signal(signal.SIGINT)
         child.wait(10)

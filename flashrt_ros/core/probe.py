@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from flashrt_ros.core.errors import Code, Refusal
 from flashrt_ros.core.layout import BIT_TYPES, BufferSpec, Role
 from flashrt_ros.core.live import LiveSet
 from flashrt_ros.core.seam import Policy
+
+if TYPE_CHECKING:
+    from flashrt_ros.core.session import Session
 
 TICKS = 5
 Arrays = Mapping[str, NDArray[Any]]
@@ -100,3 +103,19 @@ def double_run(live: LiveSet, policy: Policy, start: Arrays, *, exact: bool) -> 
     for name in live.inputs:
         live.inputs[name][...] = 0
     return Report(not different, different, zero)
+
+
+def read_state(session: Session, name: str) -> bytes:
+    """Return a STATE buffer's bytes. Waits; for tools, between inferences."""
+    live = session._live
+    return session._worker.call(lambda: live.arena.read(name).tobytes()).result()
+
+
+def write_state(session: Session, name: str, data: bytes) -> None:
+    """Overwrite a STATE buffer, as no policy would: what a restore brings back shows then. Waits.
+
+    Rows of a journal that capsules share are final; overwriting them would change capsules.
+    """
+    live = session._live
+    session._worker.call(
+        lambda: live.arena.write(name, np.frombuffer(data, np.uint8))).result()

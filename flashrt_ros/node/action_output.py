@@ -52,6 +52,7 @@ class GoalCounts:
 
     sent: int = 0
     unsent: int = 0                    # no server was there
+    unanswered: int = 0                # a newer one was answered: it was lost on the way
     rejected: int = 0
     failed: int = 0                    # ended otherwise than well, though nothing replaced them
 
@@ -110,7 +111,9 @@ class ActionOutput:
 
     def _answered(self, number: int) -> None:
         with self._changed:
-            self._asked.discard(number)
+            lost = {n for n in self._asked if n < number}   # a server keeps the newest ten only
+            self.counts.unanswered += len(lost)
+            self._asked -= lost | {number}
             self._changed.notify_all()
 
     def _on_answer(self, number: int, future: Any, stop: bool) -> None:

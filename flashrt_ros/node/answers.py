@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future as ThreadFuture
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
 import traceback
 from typing import Any, TypeVar
 
@@ -15,6 +17,7 @@ from rclpy.node import Node
 from rclpy.task import Future
 
 from flashrt_ros.core.errors import Code, Refusal
+from flashrt_ros.node.handover import QUICK_S
 from flashrt_ros.runtime.runner import Runner
 
 T = TypeVar('T')
@@ -68,7 +71,14 @@ class Answers:
         return callback
 
     async def until(self, work: ThreadFuture[T]) -> T:
-        """Await what another thread completes; the executor is woken, for it may be silent."""
+        """Await what another thread completes; the executor is woken, for it may be silent.
+
+        A quick copy is worth a short rest instead: two turns of the executor take longer.
+        """
+        runner = self._runner()
+        if runner is not None and runner.session.stats().restore_bound_s < QUICK_S:
+            with suppress(NotYet):
+                return work.result(QUICK_S)
         done: Future = Future()
 
         def finish(_: ThreadFuture[T]) -> None:

@@ -5,16 +5,20 @@ from numpy are converted here and nowhere else.
 """
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 import hashlib
 import importlib
+import math
 import os
 import re
 from typing import Any
 
 from builtin_interfaces.msg import Duration, Time
+import numpy as np
+from numpy.typing import NDArray
 from rclpy.serialization import deserialize_message
-from std_msgs.msg import Header, MultiArrayDimension
+from std_msgs.msg import Float32MultiArray, Header, MultiArrayDimension
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from flashrt_ros import msg as ours
@@ -130,7 +134,7 @@ def action_chunk(record: ChunkRecord) -> ours.ActionChunk:
         start=time(record.start_ns), session=int(record.session), epoch=int(record.epoch),
         tick=int(record.tick), step=int(record.step), step_s=float(record.step_s),
         horizon=int(record.data.shape[0]), names=list(record.names),
-        data=record.data.reshape(-1).tolist(), used=bool(record.used),
+        data=doubles(record.data), used=bool(record.used),
         input_names=[e.name for e in record.latched],
         input_stamps=[time(e.stamp_ns) for e in record.latched],
         input_steps=[int(e.step) for e in record.latched],
@@ -185,8 +189,19 @@ def is_action(type_name: str) -> bool:
     return '/action/' in type_name
 
 
+def doubles(values: NDArray[np.float64]) -> array[float]:
+    """Return values of any shape, flat, as rclpy takes them without looking at each."""
+    return array('d', values.tobytes())
+
+
 def _multi_array(kind: Any, command: Command, now_ns: int) -> Any:
-    message = kind(data=command.values.tolist())
+    data = doubles(command.values)
+    if kind is Float32MultiArray:
+        data = array('f', data)
+        if not math.isfinite(sum(data)):
+            raise Refusal(Code.BACKEND, f'output {command.output}: a value does not fit into '
+                          f'float32; nothing was sent ({command.values.tolist()})')
+    message = kind(data=data)
     if command.names:
         n = len(command.names)
         message.layout.dim = [MultiArrayDimension(label=','.join(command.names), size=n, stride=n)]
@@ -196,7 +211,7 @@ def _multi_array(kind: Any, command: Command, now_ns: int) -> Any:
 def _joint_state(kind: Any, command: Command, now_ns: int) -> Any:
     return kind(header=Header(stamp=time(now_ns), frame_id=command.frame_id),
                 name=list(command.names),
-                **{FIELD_OF_KIND[command.kind]: command.values.tolist()})
+                **{FIELD_OF_KIND[command.kind]: doubles(command.values)})
 
 
 def _twist(kind: Any, command: Command, now_ns: int) -> Any:
@@ -218,8 +233,8 @@ def _trajectory(kind: Any, command: Command, now_ns: int) -> Any:
     assert command.points is not None
     field = POINT_OF_KIND[command.kind]
     return kind(header=Header(frame_id=command.frame_id), joint_names=list(command.names),
-                points=[JointTrajectoryPoint(time_from_start=duration(t), **{field: row})
-                        for t, row in zip(command.times, command.points.tolist(), strict=True)])
+                points=[JointTrajectoryPoint(time_from_start=duration(t), **{field: doubles(row)})
+                        for t, row in zip(command.times, command.points, strict=True)])
 
 
 def _follow_joint_trajectory(kind: Any, command: Command, now_ns: int) -> Any:

@@ -150,3 +150,8 @@ def test_goal_messages_keep_every_field() -> None:
         Code.RESTORED, 'm', 4, 5, capsule.CapsuleInfo(name='last')))
     assert (result.code, result.message, result.ticks, result.epoch, result.last.name) == (
         Code.RESTORED, 'm', 4, 5, 'last')
+
+
+def test_a_value_beyond_float32_is_refused_and_not_sent_as_infinity() -> None:
+    with pytest.raises(Refusal, match='does not fit into float32'):
+        built('std_msgs/msg/Float32MultiArray', command('raw', values=np.array([1.0, 1e300])))

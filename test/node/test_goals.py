@@ -119,6 +119,19 @@ def test_feedback_follows_the_running_goal(probe: Probe, serve: Serve) -> None:
     assert robot.result(execution).code == Code.CANCELLED
 
 
+def test_a_goal_in_lock_step_ends_by_its_limit_and_gives_feedback_though_no_message_comes(
+        probe: Probe, serve: Serve) -> None:
+    node = serve('held_lockstep', status_hz=0)
+    robot = Robot(probe, node.name)
+    seen: list[Any] = []
+    execution = probe.inside(
+        lambda: robot.client.execute(max_duration_s=0.35, feedback=seen.append))
+    result = robot.result(execution)
+    assert result.code == Code.OK, result.message
+    assert seen
+    assert not node.inside(lambda: node.node._poll._on)      # an idle node is not woken
+
+
 def test_a_goal_may_begin_with_a_restore(probe: Probe, serve: Serve) -> None:
     _, robot = moving(probe, serve)
     first = probe.inside(lambda: robot.client.execute(max_ticks=4))
