@@ -6,6 +6,9 @@ that executor. Programs without a node of their own use `flashrt_ros.clients.blo
 
 An answer is the plain response message; `check` turns one that says no into a `Refusal`. Queues
 are 1000 deep because a client with rclpy's default of 10 loses answers by itself in a burst.
+
+The client remembers the newest epoch that it heard of, from answers, results, feedback and status.
+A goal that carries it as `if_epoch` starts nothing if a stop or a rewind overtook it.
 """
 from __future__ import annotations
 
@@ -45,13 +48,20 @@ EVENTS_QOS = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE)
 
 def check(response: Any) -> Any:
     """Return the response if it says yes. Raises Refusal with its code and message."""
-    success = getattr(response, 'success', None)
-    code = Code(response.code) if hasattr(response, 'code') else Code.OK
-    if success is False or code is not Code.OK:
+    code = _code(response)
+    if code is not Code.OK:
         details = {k: list(getattr(response, k)) for k in ('moved', 'distance', 'limit')
                    if hasattr(response, k)}
-        raise Refusal(code if code is not Code.OK else Code.INTERNAL, response.message, **details)
+        raise Refusal(code, response.message, **details)
     return response
+
+
+def _code(response: Any) -> Code:
+    """Return the code of an answer. A Trigger has none: its sentence begins with the name of it."""
+    code = Code(response.code) if hasattr(response, 'code') else Code.OK
+    if code is Code.OK and getattr(response, 'success', True) is False:
+        code = Code.__members__.get(response.message.partition(':')[0], Code.INTERNAL)
+    return code
 
 
 class Execution:
@@ -103,15 +113,38 @@ class PolicyClient:
             goal_service_qos_profile=DEEP, result_service_qos_profile=DEEP,
             cancel_service_qos_profile=DEEP)
         self._subscriptions: list[Any] = []
+        self.session = 0               # of the node; 0 where it is unconfigured or unheard of
+        self.epoch = 0                 # the newest that was heard of; 0: none, and as if_epoch: any
+        self.on_status(self._on_status)
 
     def ready(self) -> bool:
         """Whether every service and the action of the node are there."""
         return (all(c.service_is_ready() for c in self._clients.values())
-                and bool(self._execute.server_is_ready()))
+                and self.execute_ready())
+
+    def service_ready(self, service: str) -> bool:
+        """Whether one service of the node is there."""
+        return bool(self._clients[service].service_is_ready())
+
+    def execute_ready(self) -> bool:
+        """Whether the action of the node is there."""
+        return bool(self._execute.server_is_ready())
 
     def call(self, service: str, **fields: Any) -> Future:
         """Send a request by service name; absent fields keep their useful zeros."""
-        return self._clients[service].call_async(SERVICES[service].Request(**fields))
+        future = self._clients[service].call_async(SERVICES[service].Request(**fields))
+        future.add_done_callback(
+            lambda done: None if done.exception() else self.hear(done.result()))
+        return future
+
+    def hear(self, said: Any) -> None:
+        """Learn the epoch from an answer, result or feedback; Triggers have none."""
+        self.epoch = max(self.epoch, int(getattr(said, 'epoch', 0)))
+
+    def _on_status(self, status: PolicyStatus) -> None:
+        if status.session != self.session:     # epochs begin anew
+            self.session, self.epoch = int(status.session), int(status.epoch)
+        self.hear(status)
 
     def abandon(self, future: Future) -> None:
         """Forget an answer that is not wanted any more; the node may still carry it out."""
@@ -167,8 +200,14 @@ class PolicyClient:
         goal = ExecutePolicy.Goal(
             prompt=prompt, capsule=capsule, max_duration_s=float(max_duration_s),
             max_ticks=max_ticks, shadow=shadow, if_epoch=if_epoch)
-        hear = None if feedback is None else (lambda msg: feedback(msg.feedback))
-        return Execution(self._execute.send_goal_async(goal, feedback_callback=hear))
+
+        def hear(message: Any) -> None:
+            self.hear(message.feedback)
+            if feedback is not None:
+                feedback(message.feedback)
+        execution = Execution(self._execute.send_goal_async(goal, feedback_callback=hear))
+        execution.result.add_done_callback(lambda done: self.hear(done.result()))
+        return execution
 
     def on_status(self, callback: Callable[[PolicyStatus], None]) -> None:
         """Hear of every status; the latest one comes at once."""
@@ -184,7 +223,9 @@ class PolicyClient:
             kind, f'{self.target}/{topic}', callback, qos, callback_group=self._group))
 
     def close(self) -> None:
-        """Take everything back out of the owner's node."""
+        """Take everything back out of the owner's node. A second call does nothing."""
+        if not self._clients:
+            return
         for client in self._clients.values():
             self.node.destroy_client(client)
         for subscription in self._subscriptions:

@@ -6,6 +6,7 @@ promised. Under a minute; needs the extras of `pip install 'flashrt_ros[demo]'`,
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 import sys
 import tempfile
@@ -24,13 +25,17 @@ def main() -> int:
                                      description=(__doc__ or '').partition('\n')[0])
     parser.add_argument('--out', type=Path, default=Path('build/demo'),
                         help='folder of demo.md and demo.png; default: build/demo')
-    out: Path = parser.parse_args().out
+    parser.add_argument('--tree', action='store_true',
+                        help='tell the story as a py_trees tree instead of a script')
+    arguments = parser.parse_args()
+    out: Path = arguments.out
+    tell = story(arguments.tree)
     out.mkdir(parents=True, exist_ok=True)
     try:
-        watch, result = play()
+        watch, result = play(tell)
     except TooBusyError as error:           # three real-time processes on a loaded machine
         print(f'{error}\nThe machine is too busy for real time; once more.')
-        watch, result = play()
+        watch, result = play(tell)
     why = report.picture(watch.record, out / 'demo.png')
     note = f'Figures are drawn, not rendered: {why}.' if why else ''
     report.table(result.rows)
@@ -40,12 +45,20 @@ def main() -> int:
     return 0 if result.good else 1
 
 
-def play() -> tuple[Watch, scenario.Result]:
+def story(as_tree: bool) -> Callable[[Watch], scenario.Result]:
+    """Return what plays the story: the script, or the same as a behaviour tree."""
+    if not as_tree:
+        return scenario.run
+    from flashrt_ros.demo import tree
+    return tree.run
+
+
+def play(tell: Callable[[Watch], scenario.Result]) -> tuple[Watch, scenario.Result]:
     """Start the processes, play the story, end them."""
     with tempfile.TemporaryDirectory() as folder, processes(Path(folder)):
         watch = Watch()
         try:
-            return watch, scenario.run(watch)
+            return watch, tell(watch)
         finally:
             watch.close()
 

@@ -55,7 +55,7 @@ def run(watch: Watch) -> Result:
     watch.execute()
 
     # Up to the risky move, and the save.
-    watch.until('the hand above the part', lambda facts, _: _above(facts))
+    watch.until('the hand above the part', lambda facts, _: above(facts))
     sent = time.monotonic()
     saved = client.call(lambda c: c.save(NAME, note='hand above the part'))
     save_s = time.monotonic() - sent
@@ -118,16 +118,16 @@ def run(watch: Watch) -> Result:
     watch.until('the hand away', lambda facts, _: hypot(*facts['seen'][:2]) > 0.15)
     watch.end()
     facts = watch.until('the end', lambda *_: True)
-    _judge(watch, result, restored, facts)
+    judge(watch, result, restored, facts)
     return result
 
 
-def _above(facts: dict[str, Any]) -> bool:
+def above(facts: dict[str, Any]) -> bool:
     ahead, left, up = facts['seen']
     return hypot(ahead, left) < SAVE_XY and up > -SAVE_Z and facts['finger'] > 0.025
 
 
-def _judge(watch: Watch, result: Result, restored: Any, facts: dict[str, Any]) -> None:
+def judge(watch: Watch, result: Result, restored: Any, facts: dict[str, Any]) -> None:
     model = rollout.load()
     before = watch.shadow.verdict(model)
     after = watch.shadow.verdict(model, since_epoch=restored.epoch)

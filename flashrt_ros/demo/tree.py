@@ -32,7 +32,7 @@ from flashrt_ros.clients.behaviours import ExecutePolicy
 from flashrt_ros.clients.scope import CapsuleScope
 from flashrt_ros.core.errors import Code
 from flashrt_ros.demo.arm import JOINTS
-from flashrt_ros.demo.scenario import COLOURS, PART, TARGET, YAW, Result, _above, _judge
+from flashrt_ros.demo.scenario import COLOURS, PART, TARGET, YAW, Result, above, judge
 from flashrt_ros.demo.watch import SPACE, TIMEOUT_S, Watch
 
 PERIOD_S = 0.02
@@ -110,7 +110,7 @@ class Story:
         first = ParallelPolicy.SuccessOnOne()
         approach = Parallel('approach', first, children=[
             ExecutePolicy('reach', client),
-            Until('the hand is above the part', watch, _above)])
+            Until('the hand is above the part', watch, above)])
         carry = Parallel('carry', first, children=[
             ExecutePolicy('sort', client),
             Until('the part is lost', watch, _lost, Status.FAILURE),
@@ -170,7 +170,7 @@ def run(watch: Watch) -> Result:
 
 
 def _play(watch: Watch, story: Story, result: Result) -> None:
-    watch.until('the hand above the part', lambda facts, _: _above(facts))
+    watch.until('the hand above the part', lambda facts, _: above(facts))
     facts = watch.until('the cell', lambda *_: True)
     found = {'part': facts['part'][:2], 'yaw': facts['yaw']}
     watch.until('on the way to the bin', lambda facts, _: facts['held'] and facts['scanned']
@@ -202,7 +202,7 @@ def _play(watch: Watch, story: Story, result: Result) -> None:
     result.add('the tree', story.root.status.name, story.root.status is Status.SUCCESS)
     facts = watch.until('the end', lambda *_: True)
     # The second try counts since its save, which came after the restore.
-    _judge(watch, result, SimpleNamespace(epoch=learnt('epoch')), facts)
+    judge(watch, result, SimpleNamespace(epoch=learnt('epoch')), facts)
 
 
 def brief(said: list[str]) -> str:
