@@ -32,6 +32,7 @@ inputs:
   image:
     - {{term: image, topic: cam/image_raw, size: [96, 96], layout: CHW, scale: 0.00392156862745098,
        max_age_s: 60.0}}
+qos: {{cam/image_raw: {{reliable: true, depth: 1}}}}
 outputs:
   actions: {{topic: action, type: sensor_msgs/msg/JointState, kind: effort, joints: [a, b, c, d],
             on_stop: {{do: none}}}}
@@ -145,7 +146,8 @@ def run(caller: Caller, folder: Path, name: str, n: int, period_s: float, trigge
     path = folder / f'{name}.yaml'
     path.write_text(POLICY.format(period=period_s, trigger=trigger))
     loops = {'echo': Loop(caller.node, f'{name}_echo'), 'policy': Loop(caller.node, name)}
-    qos = 'best_effort' if trigger == 'timer' else 'reliable'      # as the policy node subscribes
+    # Reliable on both sides: half of the pictures sent best effort were lost, of the echo node too.
+    qos = 'reliable'
     with process('-m', 'bench.ros_echo', '--camera', qos, '--ros-args', '-r', f'__ns:=/{name}_echo'
                  ) as echo, process('-m', 'flashrt_ros.tools.cli', 'serve', str(path),
                                     '--namespace', f'/{name}', *SERVE) as policy:
