@@ -109,9 +109,12 @@ def _check_input(port: str, terms: tuple[TermSpec, ...], spec: BufferSpec,
                        'write the length of all but one')
         else:
             total = sum(n for _, n in known if n is not None)
+            times, rest = divmod(elements, total) if total else (0, 1)
+            advice = ('add, remove or correct a term' if rest or times < 2 else
+                      f'{elements} = {times} × {total}: if it reads the last {times} steps, write '
+                      f'{{term: history, of: [these terms], length: {times}}}')
             errors.add(f'inputs.{port}', f'its terms give {total} values ({listed}), but the '
-                       f"model's {port} {list(spec.shape)} takes {elements}; add, remove or "
-                       'correct a term')
+                       f"model's {port} {list(spec.shape)} takes {elements}; {advice}")
         return
     # A term within a history has no share of the port: its own size is all that can be checked.
     share = dict(zip((t.path for t in terms), sizes, strict=True))

@@ -15,6 +15,7 @@ from typing import Any
 
 from flashrt_ros.core.errors import Code, Refusal
 
+MAX_REST = 64     # bytes behind a message that no field accounts for
 SOURCE = Path(__file__).resolve().parents[2]      # of a checkout: msg/ and srv/ lie there
 _TRIGGER = '---\nbool success\nstring message\n'
 _EMPTY = 'uint8 structure_needs_at_least_one_member\n'    # what rosidl gives an empty message
@@ -68,11 +69,19 @@ class Types:
         """Return a message as an object with ROS attributes. Raises Refusal."""
         self.need(kind)
         try:
-            return self._store.deserialize_cdr(raw, kind)
+            if len(raw) < 4 or raw[0] or raw[1] > 1:
+                raise ValueError('it has no CDR header')
+            definition = self._store.get_msgdef(kind)
+            read = definition.deserialize_cdr_le if raw[1] else definition.deserialize_cdr_be
+            message, end = read(raw[4:], 0, definition.cls, self._store)
+            # rclpy's serialize_message leaves a few bytes behind empty sequences
+            if not len(raw) - MAX_REST <= end + 4 <= len(raw):
+                raise ValueError(f'{len(raw) - 4 - end} bytes are left')
+            return message
         except Exception as error:  # generated code raises whatever comes to hand
             raise Refusal(Code.CORRUPT, f'{len(raw)} bytes do not fit the definition of {kind} '
-                          f'({type(error).__name__}); it is another version, or the bag is '
-                          'damaged; give the right .msg files with --msg-path') from error
+                          f'({type(error).__name__}: {error}); it is another version, or the bag '
+                          'is damaged; give the right .msg files with --msg-path') from error
 
     def _from_bag(self, kind: str) -> dict[str, Any]:
         definition = self._embedded.get(kind)
@@ -128,7 +137,7 @@ class Types:
 
     def _check_hash(self, kind: str, *, given: bool) -> None:
         want = self._hashes.get(kind, '')
-        if given or not want.startswith('RIHS01_'):
+        if given or not want.startswith('RIHS01_') or '/msg/' not in kind:
             return
         have = self._store.hash_rihs01(kind)
         if have != want:

@@ -19,13 +19,13 @@ class LatchedMessages:
     """Reads ahead no further than it must; keeps what is still needed."""
 
     def __init__(self, bag: Bag, matches: Matches, entries: Iterable[Entry],
-                 levels: Collection[str]) -> None:
-        """`levels` are topics of which the newest message up to a time may be asked for."""
+                 kept: Collection[str]) -> None:
+        """`kept` are topics whose messages may be asked for although no entry names them."""
         self._back = matches.back()
         self._stream = bag.messages(self._back) if self._back else iter(())
         self._needed: Counter[Key] = Counter((e.topic, e.digest) for e in entries)
         self._found: dict[Key, Message] = {}
-        self._levels: dict[str, deque[Message]] = {t: deque() for t in levels}
+        self._kept: dict[str, deque[Message]] = {t: deque() for t in kept}
         self.read_ns = 0                       # how far the bag was read
 
     def find(self, entry: Entry) -> Message | None:
@@ -40,14 +40,32 @@ class LatchedMessages:
             del self._found[key]
         return message
 
-    def level(self, topic: str, until_ns: int) -> Message | None:
-        """Return the newest message of a topic up to a time, None where none came since."""
+    def newest(self, topic: str, until_ns: int) -> Message | None:
+        """Return the newest message of a kept topic up to a time, None where none came since
+        last asked."""
         while self.read_ns <= until_ns and self._read():
             pass
-        queue, newest = self._levels[topic], None
+        queue, newest = self._kept[topic], None
         while queue and queue[0].time_ns <= until_ns:
             newest = queue.popleft()
         return newest
+
+    def following(self, topic: str, after_ns: int) -> Message | None:
+        """Return the first message of a kept topic after a time; None at the end of the bag."""
+        queue = self._kept[topic]
+        while True:
+            while queue and queue[0].time_ns <= after_ns:
+                queue.popleft()
+            if queue:
+                return queue[0]
+            if not self._read():
+                return None
+
+    def used(self, topic: str, time_ns: int) -> None:
+        """Forget a kept topic's messages up to a time."""
+        queue = self._kept.get(topic)
+        while queue and queue[0].time_ns <= time_ns:
+            queue.popleft()
 
     def _read(self) -> bool:
         message = next(self._stream, None)
@@ -58,6 +76,6 @@ class LatchedMessages:
         for topic in self._back[message.topic]:
             if self._needed[topic, digest] > 0:
                 self._found[topic, digest] = message
-            if topic in self._levels:
-                self._levels[topic].append(message)
+            if topic in self._kept:
+                self._kept[topic].append(message)
         return True

@@ -7,14 +7,17 @@ guard, enable and autorun are left out of the policy file, which changes nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from flashrt_ros.core.capsule import CapsuleInfo, Event, EventKind
 from flashrt_ros.core.errors import Refusal
 from flashrt_ros.core.session import Options
 from flashrt_ros.core.worker import Worker
 from flashrt_ros.ingest import policy_file as files
+from flashrt_ros.ingest.inbox import Arrival
 from flashrt_ros.ingest.output import Command
 from flashrt_ros.ingest.spec import GuardSpec, PolicyFile
 from flashrt_ros.runtime.build import build
@@ -29,15 +32,24 @@ class Pump(Worker):
 
     def __init__(self) -> None:
         super().__init__('flashrt-replay', threaded=False)
+        self.around: Callable[[bool], AbstractContextManager[None]] | None = None
         self._held = False
         self._waiting: list[Callable[[], None]] = []
+
+    def _do(self, job: Callable[[], None], *, late: bool) -> None:
+        """Run one job, inside of `around(late)` where somebody watches."""
+        if self.around is None:
+            super().post(job)
+        else:
+            with self.around(late):
+                super().post(job)
 
     def post(self, job: Callable[[], None]) -> None:
         """Run `job` now, or after all that wait."""
         if self._held:
             self._waiting.append(job)
         else:
-            super().post(job)
+            self._do(job, late=False)
 
     def hold(self) -> None:
         """Let jobs wait from now on, as if the device were slow."""
@@ -48,7 +60,7 @@ class Pump(Worker):
         self._held = False
         waiting, self._waiting = self._waiting, []
         for job in waiting:
-            super().post(job)
+            self._do(job, late=True)
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,6 @@ class Collector(NullSink):
         self.sent: list[Sent] = []
         self.chunks: list[ChunkRecord] = []
         self.refused: list[Event] = []
-        self.watch: Callable[[ChunkRecord], None] | None = None  # under the lock, after a tick
         self.runner: Offline | None = None
 
     def _note(self, output: str, command: Command, *, stop: bool) -> None:
@@ -88,8 +99,6 @@ class Collector(NullSink):
     def chunk(self, record: ChunkRecord) -> None:
         """Keep one output of one inference."""
         self.chunks.append(record)
-        if self.watch is not None:
-            self.watch(record)
 
     def event(self, event: Event) -> None:
         """Keep refusals."""
@@ -111,6 +120,7 @@ class Offline(Runner):
     clock: StandingClock
     pump: Pump
     sink: Collector
+    accept_inexact = False             # capsules of another build may be gone on from
 
     def begin(self, prompt: str = '', *, shadow: bool = False) -> None:
         """Give permission to move, without a limit. Raises the Refusal why not."""
@@ -139,6 +149,21 @@ class Offline(Runner):
         hub = self._hub
         return hub.flight is None and (hub.pending is not None or hub.queue.wants_inference())
 
+    @property
+    def started(self) -> int:
+        """Inferences that were started and are recorded, or will be."""
+        flight = self._hub.flight
+        return (len(self.sink.chunks) // len(self.file.outputs)
+                + (flight is not None and not flight.prefill))
+
+    def hear(self, topic: str, msg: Any, digest: Callable[[], int]) -> None:
+        """Take in a message without a step, as in HOLD: a newer one has replaced it since."""
+        with self._hub.locked():
+            self.observation.receive(topic, msg, Arrival(self.clock.ns, self._hub.clock_epoch),
+                                     digest)
+            while self.observation.take():
+                pass
+
     def period(self) -> None:
         """Let the timer tick for one step; nothing in lock step, where messages do that."""
         if not self._hub.lock_step:
@@ -152,13 +177,12 @@ class Offline(Runner):
 
     def end_inference(self) -> None:
         """Let an inference under way end, whose chunk nobody waits for any more."""
-        self.pump.release()
         if self._hub.flight is not None:
             self.halt()
-            self.poll()
+        self.pump.release()
+        self.poll()
 
-    def rewind(self, name: str, *, keep: bool = False, accept_inexact: bool = False
-               ) -> CapsuleInfo:
+    def rewind(self, name: str, *, keep: bool = False) -> CapsuleInfo:
         """Return to a capsule, in HOLD. Raises Refusal.
 
         `keep`: with queue and inference in flight, as if the boundary had never been left; without
@@ -166,7 +190,7 @@ class Offline(Runner):
         """
         hub = self._hub
         with hub.locked():
-            plan = self.session.plan_restore(name, accept_inexact=accept_inexact)
+            plan = self.session.plan_restore(name, accept_inexact=self.accept_inexact)
             self.halt()
             future = self.session.apply(plan)
             hub.flight = hub.pending = None
@@ -180,9 +204,9 @@ class Offline(Runner):
                 hub.queue.flush()
         return future.result()
 
-    def resume_at(self, name: str, *, accept_inexact: bool = False) -> CapsuleInfo:
+    def resume_at(self, name: str) -> CapsuleInfo:
         """Go on from a capsule as if its run had never been interrupted. Raises Refusal."""
-        info = self.rewind(name, keep=True, accept_inexact=accept_inexact)
+        info = self.rewind(name, keep=True)
         self.begin()
         self._hub.publishing = self.session.step > 0    # limits go on from the last command
         return info

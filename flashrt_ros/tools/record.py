@@ -61,7 +61,8 @@ class Status:
     step: int
     prompt: str
     late_ticks: int
-    time_ns: int
+    stamp_ns: int                      # of the node
+    time_ns: int                       # of the recorder
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class EventNote:
     uri: str
     sha256: str
     message: str
-    time_ns: int
+    stamp_ns: int                      # of the node
+    time_ns: int                       # of the recorder
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Mark:
     flush: bool                        # the queue was dropped
     prompt: str = ''
     shadow: bool = False
+    stamp_ns: int = 1 << 64            # of the node; unknown where no status tells
 
 
 @dataclass
@@ -103,17 +106,24 @@ class Segment:
     marks: list[Mark] = field(default_factory=list)
     saved: list[EventNote] = field(default_factory=list)
     last_step: int = 0                 # at least so many steps were executed
+    lost: list[Entry] = field(default_factory=list)  # of steps after the last tick, before a rewind
     statuses: list[Status] = field(default_factory=list)
 
     def late(self, latency_steps: int) -> set[int]:
-        """Return the indices of ticks whose chunk came too late and was dropped."""
+        """Return the indices of ticks whose chunk came too late and was dropped.
+
+        The status that counts one comes right after the step at which it was due; where that
+        status was lost, a later one counts the tick before the next that was started.
+        """
         late: set[int] = set()
         before = None
         for s in self.statuses:
             for _ in range(0 if before is None else s.late_ticks - before):
-                fits = [i for i, t in enumerate(self.ticks)
-                        if t.step + latency_steps < s.step and i not in late]
-                late.update(fits[-1:])
+                due = [t.step + latency_steps + 1 for t in self.ticks]
+                exact = [i for i, step in enumerate(due) if step == s.step]
+                loose = [i for i, after in enumerate(self.ticks[1:]) if due[i] <= s.step
+                         <= after.step]
+                late.update([i for i in exact or loose if i not in late][-1:])
             before = s.late_ticks
         return late
 
@@ -132,6 +142,12 @@ class Run:
     def ticks(self) -> list[Tick]:
         """All ticks, in the order in which they were accepted."""
         return [t for s in self.segments for t in s.ticks]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All messages that steps took in."""
+        return [e for s in self.segments for t in s.ticks for e in t.entries] + [
+            e for s in self.segments for e in s.lost]
 
     def gaps(self) -> list[str]:
         """Say where the recorder has missed a ~/chunk message."""
@@ -220,24 +236,25 @@ def _ns(stamp: Any) -> int:
 
 def _status(data: Any, message: Message) -> Status:
     return Status(int(data.session), int(data.epoch), int(data.phase), int(data.tick),
-                  int(data.step), str(data.prompt), int(data.late_ticks), message.time_ns)
+                  int(data.step), str(data.prompt), int(data.late_ticks), _ns(data.header.stamp),
+                  message.time_ns)
 
 
 def _event(data: Any, message: Message) -> EventNote:
     c = data.capsule
     return EventNote(EventKind(data.kind), int(data.epoch), str(c.name), str(c.id), int(c.tick),
                      int(c.step), int(c.session), int(c.epoch), str(data.uri), str(data.sha256),
-                     str(data.message), message.time_ns)
+                     str(data.message), _ns(data.header.stamp), message.time_ns)
 
 
 def _segments(ticks: Sequence[Tick], statuses: Sequence[Status], events: Sequence[EventNote]
               ) -> list[Segment]:
     rewinds = {e.epoch: e for e in events if e.kind in REWINDS}
     firsts = [0, *sorted(rewinds)]
-    segments = []
+    segments: list[Segment] = []
     for first, end in zip(firsts, [*firsts[1:], 1 << 64], strict=True):
         s = Segment(rewinds.get(first), (first, end))
-        s.ticks = [t for t in ticks if first <= t.epoch < end]
+        s.ticks = sorted((t for t in ticks if first <= t.epoch < end), key=lambda t: t.tick)
         s.statuses = sorted((t for t in statuses if first <= t.epoch < end),
                             key=lambda t: (t.epoch, t.time_ns))
         s.saved = [e for e in events if e.kind is EventKind.SAVED and first <= e.epoch < end]
@@ -245,7 +262,34 @@ def _segments(ticks: Sequence[Tick], statuses: Sequence[Status], events: Sequenc
         s.last_step = max([t.step for t in s.statuses]
                           + [e.step for e in s.saved], default=0)
         segments.append(s)
+    for i in range(len(segments) - 1, 0, -1):
+        # what entered before a rewind is told by the first tick after it that took something in
+        s, before, rewind = segments[i], segments[i - 1], segments[i].rewind
+        assert rewind is not None
+        teller = next((t for t in s.ticks if t.entries), None)
+        told = tuple(s.lost) if teller is None else teller.entries
+        before.lost, mine = _split(told, rewind)
+        if teller is None:
+            s.lost = list(mine)
+        else:
+            teller.entries = mine
     return segments
+
+
+def _split(entries: tuple[Entry, ...], rewind: EventNote) -> tuple[list[Entry], tuple[Entry, ...]]:
+    """Split a record into what entered before a rewind and after: steps go back there.
+
+    Where they do not, what was stamped before the rewind entered before it.
+    """
+    steps = [e.step for e in entries]
+    falls = [i for i in range(1, len(steps)) if steps[i] < steps[i - 1]]
+    if falls:
+        at = falls[-1]
+    else:
+        later = (i for i, e in enumerate(entries)
+                 if e.step >= rewind.step and e.stamp_ns >= rewind.stamp_ns)
+        at = next(later, len(entries))
+    return list(entries[:at]), entries[at:]
 
 
 def _marks(segment: Segment) -> list[Mark]:
@@ -255,7 +299,9 @@ def _marks(segment: Segment) -> list[Mark]:
     marks: dict[int, Mark] = {}
     for s in segment.statuses:
         if s.epoch > epoch:
-            marks[s.epoch] = Mark(s.step, s.epoch, moving, s.prompt, s.phase == Phase.SHADOW)
+            # only a goal in HOLD leaves the queue alone: lock step may have restored it
+            marks[s.epoch] = Mark(s.step, s.epoch, moving or s.phase not in MOVING, s.prompt,
+                                  s.phase == Phase.SHADOW, s.stamp_ns)
             epoch = s.epoch
         moving = s.phase in MOVING
     known = {s.epoch for s in segment.statuses}

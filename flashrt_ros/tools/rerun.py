@@ -7,7 +7,8 @@ the replay makes the decisions of the live run, in its order, whatever its timin
 """
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from flashrt_ros.tools.bags import Bag, Message
 from flashrt_ros.tools.latched import LatchedMessages
 from flashrt_ros.tools.offline import Offline
 from flashrt_ros.tools.record import MOVING, Entry, EventNote, Mark, Run, Segment, Tick
+from flashrt_ros.tools.services import Call, Repeater
 from flashrt_ros.tools.topics import Matches
 
 OTHER_CLOCK_NS = 60_000_000_000
@@ -45,7 +47,8 @@ class Limits:
 class Progress:
     """How far a replay came, and what it had to do without."""
 
-    ticks: list[Tick] = field(default_factory=list)      # recorded, in the order of acceptance
+    ticks: list[tuple[int, Tick]] = field(default_factory=list)  # segment, and what was recorded
+    begins: list[int] = field(default_factory=list)      # chunks in the sink before each segment
     missing: list[str] = field(default_factory=list)
     stopped: str = ''                                    # why it ended early
     limited: bool = False                                # it ended where it was told to
@@ -55,7 +58,8 @@ class Rerun:
     """Drives an offline policy through a recorded run."""
 
     def __init__(self, policy: Offline, bag: Bag, run: Run, matches: Matches, adopt: Adopt,
-                 limits: Limits | None = None) -> None:
+                 limits: Limits | None = None, calls: Sequence[Call] = ()) -> None:
+        self.calls = Repeater(policy, calls)
         self._policy = policy
         self._bag = bag
         self._run = run
@@ -64,15 +68,14 @@ class Rerun:
         self._adopt = adopt
         self._trigger = policy.file.run.trigger if policy.file.run.lock_step else ()
         self._joints = {t.topic for t in policy.topics() if t.type == JOINT_STATE}
-        terms = [t for port in policy.file.inputs.values() for t in port if t.topic]
-        self._latched = sorted({t.topic for t in terms if t.latched and t.topic in matches.found}
-                               - {t.topic for t in terms if not t.latched})
-        self._messages = LatchedMessages(
-            bag, matches, [e for t in run.ticks for e in t.entries], self._latched)
+        self._messages = LatchedMessages(bag, matches, run.entries,
+                                         list(matches.found) if self._trigger else ())
+        self._fed: dict[str, Message] = {}     # newest by topic
         rewinds = [s.rewind for s in run.segments if s.rewind is not None]
         self._wanted = {r.id for r in rewinds if r.name}
         self._wanted_steps = {r.step for r in rewinds if not r.name}
         self._names: dict[str, str] = {}       # recorded capsule, or its step -> its name here
+        self._boundary = (0, 0)                # tick and step of what a save would name
         self._prompt = ''
         self._shadow = False
 
@@ -86,13 +89,29 @@ class Rerun:
             first = max((i for i, s in enumerate(self._run.segments)
                          if s.epochs[0] <= after.epoch), default=0)
             self._hear(self._run.segments[:first + 1], after)
-        for i, segment in enumerate(self._run.segments[first:]):
-            if i and segment.rewind is not None:
-                self._rewind(segment, segment.rewind)
-            if not self.progress.stopped:
-                yield from self._play(segment, after if i == 0 else None)
+            self._policy.resume_at(after.name)
+            self._boundary = (after.tick, after.step)
+            self._check_flight(first, after)
+        segments = self._run.segments
+        for i in range(first, len(segments)):
+            rewind = segments[i].rewind
+            if i > first and rewind is not None:
+                self._rewind(segments[i], rewind)
+            if self.progress.stopped == '':
+                self.progress.begins += [len(self._policy.sink.chunks)] * (
+                    i + 1 - len(self.progress.begins))
+                yield from self._play(i, after if i == first else None)
             if self.progress.stopped or self.progress.limited:
                 return
+
+    def _check_flight(self, first: int, after: CapsuleInfo) -> None:
+        """A live capsule may lack what an inference under way had read."""
+        flying = next((t for t in self._run.segments[first].ticks if t.tick > after.tick), None)
+        if flying is not None and flying.step < after.step and not self._policy.has_pending:
+            self.progress.stopped = (
+                f'capsule {after.name!r} was saved while tick {flying.tick} was under way and does '
+                'not hold what that had read; a live node keeps it with run.persist_on, else go on '
+                'from a capsule that was saved between two inferences')
 
     def _hear(self, segments: Sequence[Segment], after: CapsuleInfo) -> None:
         """Put into the inbox what lay there: the newest message of each topic, of joints more."""
@@ -114,10 +133,6 @@ class Rerun:
 
     def _rewind(self, segment: Segment, event: EventNote) -> None:
         policy = self._policy
-        for topic in self._latched:            # a tick that was lost may have recorded it
-            message = self._messages.level(topic, event.time_ns)
-            if message is not None:
-                self._feed(Entry(topic, policy.clock.ns, 0, 0), message, policy.clock.ns)
         key = event.id if event.name else f'step {event.step}'
         try:
             name = (ORIGIN if event.kind is EventKind.RESET
@@ -131,12 +146,16 @@ class Rerun:
         lock_step = bool(self._trigger)
         told = [s for s in segment.statuses if s.epoch == event.epoch]
         if lock_step and told and told[0].phase in MOVING:
-            policy.resume_at(name)             # on_restore: continue
+            info = policy.resume_at(name)      # on_restore: continue
         else:
-            policy.rewind(name, keep=lock_step)
+            info = policy.rewind(name, keep=lock_step)
+        self._boundary = (info.tick, info.step)
+        self.calls.rewound(info)
 
     def _mark(self, mark: Mark) -> None:
         if mark.flush:
+            if not self._policy.moving:        # a goal that came and went before its first step
+                self._policy.begin(self._prompt)
             self._policy.halt()
         self._prompt = mark.prompt or self._prompt
         self._shadow = mark.shadow
@@ -146,28 +165,24 @@ class Rerun:
         session = self._policy.session
         for event in segment.saved:
             if (event.id in self._wanted and event.id not in self._names
-                    and (event.tick, event.step) == (session.tick, session.step)):
-                self._names[event.id] = session.save().name
+                    and (event.tick, event.step) == self._boundary):
+                self._names[event.id] = session.save(f'replay-{event.id}').name
         if session.step in self._wanted_steps:
-            name = f'step-{session.step}'
-            session.save(name, overwrite=True)
-            self._names[f'step {session.step}'] = name
+            self._names[f'step {session.step}'] = session.save(
+                f'replay-step-{session.step}', overwrite=True).name
 
     # -- a segment -----------------------------------------------------------------------------
 
-    def _play(self, segment: Segment, after: CapsuleInfo | None) -> Iterator[int]:
+    def _play(self, index: int, after: CapsuleInfo | None) -> Iterator[int]:
+        segment = self._run.segments[index]
         policy, session, progress = self._policy, self._policy.session, self.progress
-        ticks, marks = deque(segment.ticks), deque(segment.marks)
+        ticks, marks, lost = deque(segment.ticks), deque(segment.marks), list(segment.lost)
         if after is not None:
             while ticks and ticks[0].tick <= after.tick:
                 ticks.popleft()
             while marks and marks[0].epoch <= after.epoch:
                 marks.popleft()
         times = Times(policy, ticks)
-        entries: dict[int, list[Entry]] = defaultdict(list)
-        for t in ticks:
-            for e in t.entries:
-                entries[e.step].append(e)
         late = {id(segment.ticks[i]) for i in segment.late(policy.file.run.latency_steps)}
         while True:
             step = session.step
@@ -177,34 +192,67 @@ class Rerun:
                     tick is None or not here or marks[0].epoch <= tick.epoch):
                 self._mark(marks.popleft())
             self._save(segment)
-            if tick is None or here:
+            self.calls.between(self._boundary, None if tick is None else tick.time_ns)
+            if here:
                 policy.pump.release()          # what was held back ends before the next begins
+            elif tick is None:
+                policy.pump.hold()             # what is not recorded was never accepted
             if tick is not None and self._limits.reached(session.tick, step, tick.time_ns):
                 progress.limited = True
                 break
-            if tick is None and (policy.would_start or not policy.moving
-                                 or step >= segment.last_step):
+            if tick is None and self._ended(segment, marks, step):
                 break
             if not policy.moving:
                 policy.begin(self._prompt, shadow=self._shadow)
-            starts = policy.would_start
-            again = policy.has_pending
-            if starts and tick is not None:
-                if not (here or again):
-                    self._diverged(f'the record computes tick {tick.tick} at step {tick.step}, '
-                                   'the replay needs a chunk now')
-                    return
-                if id(tick) in late or (here and marks and marks[0].step == step):
-                    policy.pump.hold()
-                progress.ticks.append(ticks.popleft())
-            if not self._step(entries.pop(step, []), times.of(step), tick):
+            again, before = policy.has_pending, policy.started
+            if tick is not None and here and (
+                    id(tick) in late or (marks and marks[0].step == step)):
+                policy.pump.hold()
+            # what a started inference took in, and what came since, is in the next tick's record
+            source = (ticks[1] if len(ticks) > 1 else None) if again else tick
+            if source is not None:
+                entries = [e for e in source.entries if e.step == step]
+            else:                              # what came after the next stop was not taken in
+                end_ns = marks[0].stamp_ns if marks else 1 << 64
+                entries = [e for e in lost if e.step == step and e.stamp_ns < end_ns]
+                lost = [e for e in lost if e not in entries]
+            now = (max(1, tick.start_ns) if tick is not None and here
+                   else times.of(step, entries))
+            if self._trigger and not any(e.topic in self._trigger for e in entries):
+                if not self._next_set(index) and tick is None:
+                    break
+            elif not self._step(entries, now, tick):
                 return
             if session.step == step and not (marks and marks[0].step == step):
+                if tick is None:               # it was begun and never executed
+                    break
                 self._diverged(policy.waiting_for or policy.status().last_refusal)
                 return
-            if starts and tick is not None:
+            if session.step > step:
+                self._boundary = (session.tick, session.step)
+            starts, due = policy.started - before, due_here(ticks, marks, step, again=again)
+            # one more may have been under way when the record ended
+            if tick is not None and (starts < due or starts > due < len(ticks)):
+                self._diverged(f'the record computes tick {tick.tick} at step {tick.step}, here '
+                               f'{starts} inferences were started')
+                return
+            for tick in [ticks.popleft() for _ in range(min(starts, len(ticks)))]:
+                progress.ticks.append((index, tick))
                 yield tick.time_ns
         policy.end_inference()
+        for e in lost if not ticks else ():    # it lay in the inbox
+            message = self._messages.find(e)
+            if message is not None:
+                self._feed(e, message, max(policy.clock.ns, e.stamp_ns), used=False)
+
+    def _ended(self, segment: Segment, marks: Sequence[Mark], step: int) -> bool:
+        """Whether nothing is known of further steps after the last recorded tick."""
+        policy = self._policy
+        if not policy.moving:
+            return True
+        if (marks and marks[0].step > step) or any(e.step > step for e in segment.lost):
+            return False
+        return not self._trigger and (policy.would_start or step >= segment.last_step)
 
     def _diverged(self, why: str) -> None:
         self.progress.stopped = (f'the replay cannot follow the record at step '
@@ -226,22 +274,60 @@ class Rerun:
         if missing:
             self.progress.stopped = 'the recorder has missed messages that the run took in'
             return False
+        last = {e.topic: e for e, _ in found}
         for e, message in found:
-            self._feed(e, message, now_ns)
+            self._feed(e, message, now_ns, used=last[e.topic] is e)
         policy.clock.ns = now_ns
         policy.period()
         return True
 
-    def _feed(self, entry: Entry, message: Message, now_ns: int) -> None:
-        """Let a message arrive when it did: known where it is unstamped, else the recorder's."""
+    def _next_set(self, index: int) -> bool:
+        """Lock step beyond the last recorded tick: take the step that the bag holds next."""
+        later = self._run.segments[index + 1:index + 2]
+        end_ns = later[0].rewind.time_ns if later and later[0].rewind is not None else 1 << 64
+        found = {}
+        for topic in self._trigger:
+            message = self._messages.following(
+                topic, self._fed[topic].time_ns if topic in self._fed else 0)
+            if message is None or message.time_ns >= end_ns:
+                return False
+            found[topic] = message
+        last = max(m.time_ns for m in found.values())
+        others = [t for t in self._fed if t not in found]
+        for topic, message in [(t, self._messages.newest(t, last)) for t in others] + [
+                *found.items()]:
+            if message is not None:
+                self._feed(Entry(topic, message.time_ns, 0, 0), message, last)
+        return True
+
+    def _feed(self, entry: Entry, message: Message, now_ns: int, *, used: bool = True) -> None:
+        """Let a message arrive when it did: known where it is unstamped, else the recorder's.
+
+        Not `used`: one of a set of lock step that came before motion was permitted.
+        """
         policy = self._policy
+        self._fed[entry.topic] = message
+        self._messages.used(entry.topic, message.time_ns)
         data = self._bag.decode(message)
         arrival = entry.stamp_ns
         if header_stamp(data):
             near = abs(message.time_ns - now_ns) < OTHER_CLOCK_NS
             arrival = min(message.time_ns, now_ns) if near else now_ns
         policy.clock.ns = max(1, arrival)
-        policy.feed(entry.topic, data, digest=lambda: message.digest)
+        if used or entry.topic not in self._trigger:
+            policy.feed(entry.topic, data, digest=lambda: message.digest)
+        else:
+            policy.hear(entry.topic, data, lambda: message.digest)
+
+
+def due_here(ticks: Sequence[Tick], marks: Sequence[Mark], step: int, *, again: bool) -> int:
+    """Return how many of the next ticks are computed in a step. `again`: the first is one that a
+    boundary holds; where it lands at once, another may follow."""
+    end = marks[0].epoch if marks and marks[0].step == step else 1 << 64
+    n = int(again and bool(ticks))
+    while n < len(ticks) and ticks[n].step == step and ticks[n].epoch < end:
+        n += 1
+    return n
 
 
 class Times:
@@ -249,17 +335,16 @@ class Times:
 
     def __init__(self, policy: Offline, ticks: Sequence[Tick]) -> None:
         self._clock = policy.clock
+        self._period = round(policy.file.policy.period_s * 1e9)
         self._known = {t.step: t.start_ns for t in reversed(ticks)}
         self._steps = sorted(self._known)
 
-    def of(self, step: int) -> int:
-        """Return a step's time; between ticks it is spaced evenly, after the last it stands."""
-        known = self._known.get(step)
-        if known is not None:
-            return max(1, known)
-        before = max((s for s in self._steps if s < step), default=None)
-        after = min((s for s in self._steps if s > step), default=None)
-        if before is None or after is None:
+    def of(self, step: int, entries: Sequence[Entry]) -> int:
+        """Return a step's time: one period after the last, not before what it took in, and not
+        after the next one that is known. Without messages time stands: nothing grows old."""
+        if not entries:
             return self._clock.ns
-        first, last = self._known[before], self._known[after]
-        return max(1, first + (last - first) * (step - before) // (after - before))
+        at = bisect_left(self._steps, step)
+        end = self._known[self._steps[at]] if at < len(self._steps) else 1 << 64
+        stamps = [e.stamp_ns for e in entries if abs(e.stamp_ns - self._clock.ns) < OTHER_CLOCK_NS]
+        return max(1, min(max([self._clock.ns + self._period, *stamps]), end))
