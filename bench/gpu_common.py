@@ -194,7 +194,8 @@ def facts(device: CudaDevice) -> dict[str, Any]:
     return {'date': datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             **device.identity(), 'memory_gib': round(total / 2**30, 1),
             'torch': torch.__version__, 'python': platform.python_version(),
-            'cpu': _cpu(), 'numpy': np.__version__, 'command': ' '.join(['python -m bench.gpu_capsules', *sys.argv[1:]])}
+            'cpu': _cpu(), 'numpy': np.__version__,
+            'command': ' '.join(['python -m bench.gpu_capsules', *sys.argv[1:]])}
 
 
 def _cpu() -> str:

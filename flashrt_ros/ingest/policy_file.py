@@ -48,7 +48,9 @@ def load(path: str | Path, *, model_root: str | Path | None = None,
     errors = Errors(path.name)
     constants = _constants(data.get('constants'), errors)
     top = Reader(data, '', errors, constants)
-    top.require('policy', 'outputs')
+    top.require('policy', what=' (flashrt-ros inspect MODEL prints a file to start from)')
+    top.require('outputs', what=', by name: {topic: …, type: …, kind: …} (flashrt-ros inspect '
+                'MODEL prints them)')
     allowed = (*OWN_MODULES, *modules)
 
     policy = _policy(top.section('policy'), allowed)
