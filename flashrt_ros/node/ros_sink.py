@@ -70,6 +70,7 @@ class RosSink:
         self._events = node.create_publisher(CapsuleEvent, '~/capsule_events', DEEP,
                                              event_callbacks=NO_EVENTS)
         self._outputs: dict[str, Published | ActionOutput] = {}
+        self._status_due = False
 
     def open(self, outputs: Mapping[str, OutputSpec]) -> None:
         """Advertise the outputs of a policy file. Raises Refusal(UNSUPPORTED) for a type."""
@@ -140,8 +141,17 @@ class RosSink:
         self._report(lambda: self._events.publish(conversions.capsule_event(event, self._now())))
 
     def changed(self) -> None:
-        """Publish the status."""
+        """Publish the status in the executor's next turn: after the answer, once for many."""
         self._changed()
+        executor = self._node.executor
+        if executor is None:
+            self._report(self._status.publish)
+        elif not self._status_due:
+            self._status_due = True
+            executor.create_task(self._publish_status)
+
+    def _publish_status(self) -> None:
+        self._status_due = False   # what changes from here on is told by the next turn
         self._report(self._status.publish)
 
     def goal_done(self, goal: Goal, result: GoalResult) -> None:

@@ -128,7 +128,7 @@ def test_a_message_type_that_is_not_installed_leaves_nothing_half_configured(
     good = (POLICIES / 'arm.yaml').read_text()
     path = tmp_path / 'types.yaml'
     path.write_text(good.replace(
-        '    - {term: joint_velocity, topic: joint_states, joints: *arm}',
+        '    - {term: joint_velocity, topic: joint_states, joints: *arm, max_age_s: 5.0}',
         '    - {term: array, topic: other, type: no_such_msgs/msg/Thing, field: data, length: 3}'))
     node = serve(path, activate=False)
     status = probe.listen(PolicyStatus, f'{node.name}/status', LATCHED)
