@@ -92,11 +92,14 @@ class EngineBound:
             self._say(f'{self._name} cannot be captured as a CUDA graph and runs uncaptured, '
                       f'kernel by kernel ({e.message})')
             self._device.rt.cudaGetLastError()  # TensorRT would take it for an error of its own
-            # What a failed capture leaves behind in a context is not documented.
-            self._context = None
-            self._context = self._new_context()
-            self._run(self._device.stream_ptr)
-            self._device.sync()
+        else:
+            return
+        # What a failed capture leaves behind in a context is not documented. The first one goes
+        # here, not in the handler, where the traceback would keep it beside the second.
+        self._context = None
+        self._context = self._new_context()
+        self._run(self._device.stream_ptr)
+        self._device.sync()
 
     def _new_context(self) -> Context:
         """Return a context with memory, shapes and addresses set. Raises Refusal."""
@@ -147,9 +150,11 @@ class EngineBound:
     def _run(self, stream: int) -> None:
         """Order the engine's kernels and the copies of what is fed back on a stream."""
         assert self._context is not None
-        if not self._context.execute_async_v3(stream):
-            raise Refusal(Code.BACKEND, f'{self._name}: {self._library.title} could not enqueue: '
-                          f'{self._library.last_words()}')
+        with listening(self._library) as journal:
+            if not self._context.execute_async_v3(stream):
+                e = journal.refusal(f'{self._name}: {self._library.title} could not enqueue')
+                # In a capture an allocation that is merely forbidden may be called OutOfMemory.
+                raise e if stream == self._device.stream_ptr else Refusal(Code.BACKEND, e.message)
         rt = self._device.rt
         for to, source, nbytes in self._feed:
             self._device.call('cudaMemcpyAsync', to, source, nbytes,
@@ -180,6 +185,7 @@ class EngineBound:
             return
         scratch, self._scratch = self._scratch, None
         try:
+            self._device.enter()  # the context goes before `free` would make the card current
             self._device.sync()
             if self._graph is not None:
                 self._graph.close()

@@ -31,6 +31,7 @@ from flashrt_ros.backends.tensorrt_api import (
     Runtime,
     find,
     listening,
+    shape_of,
     tensors_of,
 )
 from flashrt_ros.backends.tensorrt_bound import EngineBound
@@ -187,9 +188,11 @@ def _outputs_fixed(library: Library, engine: Engine, tensors: list[EngineTensor]
             if t.is_input and not context.set_input_shape(t.name, t.shape):
                 raise journal.refusal(f'input {t.name} does not take shape {t.shape}',
                                       Code.INVALID_POLICY_FILE)
-        context.infer_shapes()
-        done = [replace(t, shape=tuple(int(n) for n in context.get_tensor_shape(t.name)))
-                for t in tensors]
+        try:
+            context.infer_shapes()  # names that it lacks stay open and are refused below
+        except RuntimeError as e:
+            raise journal.refusal('shapes do not fit together', Code.INVALID_POLICY_FILE) from e
+        done = [replace(t, shape=shape_of(context.get_tensor_shape(t.name))) for t in tensors]
     for t in done:
         if any(n < 0 for n in t.shape):
             raise Refusal(Code.UNSUPPORTED, f'output {t.name} has shape {t.shape} although all '
@@ -262,7 +265,8 @@ def deserialise(library: Library, plan: bytes, what: str) -> tuple[Runtime, Engi
     trt = library.module
     with listening(library) as journal:
         if not library.is_rtx:
-            trt.init_libnvinfer_plugins(library.logger, '')
+            if not trt.init_libnvinfer_plugins(library.logger, ''):
+                LOG.warning('%s: plugins not registered: %s', library.title, journal.text)
         try:
             runtime: Runtime = trt.Runtime(library.logger)
         except TypeError as e:  # what the bindings make of a null pointer

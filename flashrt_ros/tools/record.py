@@ -268,7 +268,9 @@ def _segments(ticks: Sequence[Tick], statuses: Sequence[Status], events: Sequenc
         assert rewind is not None
         teller = next((t for t in s.ticks if t.entries), None)
         told = tuple(s.lost) if teller is None else teller.entries
-        before.lost, mine = _split(told, rewind)
+        last = before.ticks[-1].step if before.ticks else (
+            before.rewind.step - 1 if before.rewind is not None else -1)
+        before.lost, mine = _split(told, rewind, last)
         if teller is None:
             s.lost = list(mine)
         else:
@@ -276,19 +278,21 @@ def _segments(ticks: Sequence[Tick], statuses: Sequence[Status], events: Sequenc
     return segments
 
 
-def _split(entries: tuple[Entry, ...], rewind: EventNote) -> tuple[list[Entry], tuple[Entry, ...]]:
+def _split(entries: tuple[Entry, ...], rewind: EventNote, last_step: int
+           ) -> tuple[list[Entry], tuple[Entry, ...]]:
     """Split a record into what entered before a rewind and after: steps go back there.
 
-    Where they do not, what was stamped before the rewind entered before it.
+    Where they do not, what was stamped before the rewind entered before it, unless its step does
+    not follow on `last_step`, the last that is known from before: then it waited in the inbox.
     """
     steps = [e.step for e in entries]
     falls = [i for i in range(1, len(steps)) if steps[i] < steps[i - 1]]
-    if falls:
-        at = falls[-1]
-    else:
-        later = (i for i, e in enumerate(entries)
-                 if e.step >= rewind.step and e.stamp_ns >= rewind.stamp_ns)
-        at = next(later, len(entries))
+    at = falls[-1] if falls else 0
+    for e in entries if not falls else ():
+        if e.step >= rewind.step and (e.stamp_ns >= rewind.stamp_ns or e.step > last_step + 1):
+            break
+        last_step = max(last_step, e.step)
+        at += 1
     return list(entries[:at]), entries[at:]
 
 

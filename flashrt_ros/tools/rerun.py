@@ -220,6 +220,7 @@ class Rerun:
                    else times.of(step, entries))
             if self._trigger and not any(e.topic in self._trigger for e in entries):
                 if not self._next_set(index) and tick is None:
+                    lost = entries + lost
                     break
             elif not self._step(entries, now, tick):
                 return

@@ -4,7 +4,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 import itertools
 import logging
+import threading
 from typing import Any
+import weakref
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from flashrt_ros.backends.tensorrt_engine import load
 from flashrt_ros.core.arena import Arena
 from flashrt_ros.core.errors import Code, Refusal
 from test.backends.cudart_double import Cudart
-from test.backends.tensorrt_double import GRU, STATE, Trt, forward, plan
+from test.backends.tensorrt_double import GRU, STATE, Context, Engine, Trt, forward, plan
 
 
 class Rig:
@@ -228,6 +230,58 @@ def test_a_failing_run_says_why_and_leaves_no_scratch(tmp_path: Any) -> None:
     with pytest.raises(Refusal, match='a tensor has no address') as refused:
         rig.bound.enqueue()
     assert refused.value.code is Code.BACKEND
+    rig.close()
+
+
+@pytest.mark.parametrize('name', ['tensorrt', 'tensorrt_rtx'])
+def test_a_context_that_failed_in_a_capture_is_gone_before_the_next_is_made(
+        name: str, tmp_path: Any, monkeypatch: Any) -> None:
+    made: list[Any] = []
+    alive: list[int] = []
+    create = Engine.create_execution_context
+
+    def watched(self: Engine, strategy: Any) -> Any:
+        alive.append(sum(r() is not None for r in made))
+        context = create(self, strategy)
+        self._trt.contexts.clear()
+        made.append(weakref.ref(context))
+        return context
+
+    monkeypatch.setattr(Engine, 'create_execution_context', watched)
+    rig = Rig(tmp_path, name=name, broken_capture=True)
+    assert alive == [0, 0]
+    rig.close()
+
+
+@pytest.mark.parametrize(('failing', 'code'), [(1, Code.NO_MEMORY), (2, None)])
+def test_memory_that_runs_out_in_a_run_is_named_but_in_a_capture_it_only_ends_that(
+        failing: int, code: Code | None, tmp_path: Any, monkeypatch: Any) -> None:
+    run, calls = Context.execute_async_v3, itertools.count(1)
+
+    def enqueue(self: Context, stream_handle: int) -> bool:
+        if next(calls) == failing:
+            return self._error('Error Code 2: OutOfMemory (Requested size was 1 bytes.)')
+        return run(self, stream_handle)
+
+    monkeypatch.setattr(Context, 'execute_async_v3', enqueue)
+    if code is None:
+        rig = Rig(tmp_path)
+        assert not rig.bound.captured
+        check_runs(rig)
+        rig.close()
+        return
+    with pytest.raises(Refusal, match='could not enqueue.*OutOfMemory') as refused:
+        Rig(tmp_path)
+    assert refused.value.code is code
+
+
+def test_another_thread_closes_with_its_card_made_current_first(tmp_path: Any) -> None:
+    rig = Rig(tmp_path)
+    del rig.rt.log[:]
+    thread = threading.Thread(target=rig.bound.close)
+    thread.start()
+    thread.join()
+    assert rig.rt.log[0] == 'cudaSetDevice'
     rig.close()
 
 
