@@ -7,7 +7,6 @@ compares them with the real bindings, so neither the backend nor a test double c
 """
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -223,12 +222,6 @@ class Library:
         """The logger to hand to it."""
         return _logger(self.module)
 
-    def last_words(self) -> str:
-        """Return its latest complaints, for a call that failed outside of `listening`."""
-        recent = [' '.join(m.split()) for m in self.logger.recent]
-        self.logger.recent.clear()
-        return ' | '.join(recent) or 'no reason given'
-
     def capabilities(self) -> list[tuple[int, int]]:
         """Return the compute capabilities that it names; empty where it names none."""
         kind = getattr(self.module, 'ComputeCapability', None)
@@ -328,7 +321,6 @@ def _logger(module: Any) -> Any:
             module.ILogger.__init__(self)
             self.lock = threading.Lock()
             self.journals: list[Journal] = []
-            self.recent: deque[str] = deque(maxlen=3)
             self.interrupted = False
 
         def log(self, level: Any, message: str) -> None:
@@ -342,8 +334,6 @@ def _logger(module: Any) -> Any:
             if any(noise in message for noise in _NOISE):
                 return
             with self.lock:
-                if bad:
-                    self.recent.append(message)
                 for journal in self.journals:
                     if bad:
                         journal.errors.append(message)

@@ -270,7 +270,7 @@ def test_memory_that_runs_out_in_a_run_is_named_but_in_a_capture_it_only_ends_th
         check_runs(rig)
         rig.close()
         return
-    with pytest.raises(Refusal, match='could not enqueue.*OutOfMemory') as refused:
+    with pytest.raises(Refusal, match=r'could not enqueue.*OutOfMemory') as refused:
         Rig(tmp_path)
     assert refused.value.code is code
 

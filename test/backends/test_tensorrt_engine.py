@@ -15,7 +15,7 @@ from flashrt_ros.backends.tensorrt_plan import note_of, write_engine
 from flashrt_ros.core.errors import Code, Refusal
 from flashrt_ros.core.layout import Role
 from test.backends.cudart_double import Cudart, Error
-from test.backends.tensorrt_double import GRU, STATE, Trt, plan
+from test.backends.tensorrt_double import GRU, STATE, Context, Trt, plan
 
 
 def opened(folder: Path, data: bytes | None = None, *, name: str = 'gru.engine',
@@ -216,3 +216,15 @@ def test_a_policy_on_another_device_or_after_close_is_refused(tmp_path: Path) ->
     with pytest.raises(Refusal, match='closed'):
         policy.bind({}, device)
     device.close()
+
+
+def test_shapes_that_do_not_fit_together_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    def infer_shapes(self: Context) -> list[str]:
+        self._error('dimensions do not agree')
+        raise RuntimeError('infer_shapes')  # what the bindings make of -1
+
+    monkeypatch.setattr(Context, 'infer_shapes', infer_shapes)
+    tensors = [[n, i, [-1, *s[1:]] if s else s, d] for n, i, s, d in GRU]
+    refused(Code.INVALID_POLICY_FILE, 'shapes do not fit together.*dimensions do not agree',
+            tmp_path, plan(tensors, open=True),
+            shapes={n: (1, *s[1:]) for n, i, s, _ in GRU if i and s})

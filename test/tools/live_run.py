@@ -128,7 +128,7 @@ class Sink(NullSink):
 
     def publish(self, output: str, command: Command) -> None:
         values = command.values.astype(np.float32)
-        self.run.record('/robot/action', make(
+        self.run.record(f'/robot/{self.run.runner.file.outputs[output].topic}', make(
             ACTIONS, layout=make('std_msgs/msg/MultiArrayLayout'), data=values))
         self.run.published.append(values)
 

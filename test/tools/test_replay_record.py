@@ -535,3 +535,68 @@ def test_the_policy_of_these_tests_reads_everything(tmp_path: Path) -> None:
         plain(other)
         assert [c.data.tobytes() for c in other.chunks] != chunks, what
         other.close()
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+PROMPTED: dict[str, Any] = {
+    'policy': {'backend': 'host', 'factory': 'flashrt_ros.backends.reference:journal',
+               'period_s': 0.02, 'options': {'obs_dim': 3}},
+    'run': {'trigger': 'timer'},
+    'inputs': {
+        'obs': [{'term': 'joint_position', 'topic': 'joint_states', 'joints': ['a', 'b', 'c']}],
+        'prompt': [{'term': 'prompt', 'encode': 'bytes', 'length': 16}]},
+    'outputs': POLICY['outputs']}
+
+
+@pytest.mark.parametrize('changes', [(), (LOCK_STEP,)], ids=['timer', 'lock step'])
+def test_p44_prompts_come_back_with_their_goals_and_with_a_rewind(
+        tmp_path: Path, changes: tuple[Any, ...]) -> None:
+    """A prompt is taken in by a program of its own, which counts as a tick without a chunk."""
+    run = LiveRun(tmp_path, *changes, policy=PROMPTED)
+    run.go(prompt='left')
+    run.steps(5)
+    run.verb().save('x')
+    run.go(prompt='right')
+    run.steps(4)
+    run.verb().restore('x')
+    run.go()
+    run.steps(5)
+    run.verb().stop()
+    run.go(prompt='ahead')
+    run.steps(4)
+    assert run.runner.observation.prompt == 'ahead'
+    same(again(run), len(run.chunks))
+
+
+# -- outputs ---------------------------------------------------------------------------------------
+
+
+ARM: dict[str, Any] = {'arm': {
+    'topic': 'arm', 'type': 'std_msgs/msg/Float32MultiArray', 'kind': 'position', 'port': 'actions',
+    'columns': [0, 1], 'joints': ['a'], 'start_tolerance': None, 'on_stop': {'do': 'hold'}},
+    'hand': {'topic': 'hand', 'type': 'std_msgs/msg/Float32MultiArray', 'kind': 'raw',
+             'port': 'actions', 'columns': [1, 2]}}
+OF_ARM: dict[str, Any] = merged(POLICY, {'outputs': ARM, 'inputs': {'obs': [
+    t if t['term'] != 'last_action' else {'term': 'constant', 'value': [0.0, 0.0]}
+    for t in POLICY['inputs']['obs']]}})
+del OF_ARM['outputs']['actions']
+
+
+@pytest.mark.parametrize('changes', [
+    {}, {'run': {'publish_hz': 150.0}}, {'outputs': {'arm': {'relative': True}}},
+    {'outputs': {'arm': {'max_rate': 5.0}}}, {'run': {'blend': 'ensemble', 'start_at': 4,
+                                                     'latency_steps': 1}}],
+    ids=['two', 'in between', 'relative', 'limited', 'ensemble'])
+def test_p43_two_outputs_whatever_becomes_of_their_rows(tmp_path: Path, changes: dict[str, Any]
+                                                        ) -> None:
+    run = LiveRun(tmp_path, changes, policy=OF_ARM)
+    stops(run)
+    rewinds(run)
+    report = again(run)
+    assert report.verdict is Verdict.SAME, report.summary()
+    chunks = {c.output: c for c in report.outputs if c.what == 'chunks'}
+    assert chunks['arm'].compared == chunks['hand'].compared == len(run.chunks) // 2
+    assert all(c.same_bytes for c in report.outputs)
+    assert {c.output for c in report.outputs if c.what == 'actions'} == {'arm', 'hand'}
