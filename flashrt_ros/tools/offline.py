@@ -65,13 +65,14 @@ class Pump(Worker):
 
 @dataclass(frozen=True)
 class Sent:
-    """One command that left the policy. `stop`: an on_stop, not a row."""
+    """One command that left the policy. `stop`: an on_stop; `between`: interpolated, no row."""
 
     output: str
     step: int                          # steps executed before it
     time_ns: int
     command: Command
     stop: bool = False
+    between: bool = False
 
 
 class Collector(NullSink):
@@ -82,11 +83,13 @@ class Collector(NullSink):
         self.chunks: list[ChunkRecord] = []
         self.refused: list[Event] = []
         self.runner: Offline | None = None
+        self.between = False
 
     def _note(self, output: str, command: Command, *, stop: bool) -> None:
         runner = self.runner
         assert runner is not None
-        self.sent.append(Sent(output, runner.session.step, runner.clock.ns, command, stop))
+        self.sent.append(Sent(output, runner.session.step, runner.clock.ns, command, stop,
+                              self.between))
 
     def publish(self, output: str, command: Command) -> None:
         """Keep an action."""
@@ -167,8 +170,10 @@ class Offline(Runner):
     def period(self) -> None:
         """Let the timer tick for one step; nothing in lock step, where messages do that."""
         if not self._hub.lock_step:
-            for _ in range(self._motion.parts):
+            for part in range(self._motion.parts):
+                self.sink.between = part > 0
                 self.timer()
+            self.sink.between = False
 
     def halt(self) -> None:
         """End motion: drop the queue and an inference under way, send on_stop."""

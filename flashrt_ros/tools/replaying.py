@@ -305,7 +305,8 @@ class _Replay:
             found[spec.name].recorded.append(Row(-1, -1, message.time_ns, values))
         for sent in self.policy.sink.sent:
             series = found.get(sent.output)
-            if series is not None and not (sent.stop and self.run is not None):
+            if series is not None and not sent.between and not (
+                    sent.stop and self.run is not None):
                 series.replayed.append(Row(sent.step, -1, sent.time_ns, sent_values(
                     sent, self.policy.file.outputs[sent.output])))
         return list(found.values())

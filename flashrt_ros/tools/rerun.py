@@ -257,7 +257,8 @@ class Rerun:
 
     def _diverged(self, why: str) -> None:
         self.progress.stopped = (f'the replay cannot follow the record at step '
-                                 f'{self._policy.session.step}: {why}')
+                                 f'{self._policy.session.step}: {why} (a policy that is driven '
+                                 'otherwise can be fed the bag with --as-is)')
 
     def _step(self, entries: Sequence[Entry], now_ns: int, tick: Tick | None) -> bool:
         """Feed a step's messages and take it; False where one is missing."""

@@ -149,10 +149,11 @@ def draw(proof: Proof, name: str, path: Path) -> None:
     axes.barh([b.name for b in shown], values,
               color=['#c2571a' if b.load_bearing else '#b8b8b8' for b in shown])
     for i, b in enumerate(shown):
-        text = f'first at step {b.step}' if b.step is not None else b.note
+        text = f'from step +{b.step}' if b.step is not None else b.note
         axes.text(values[i], i, f'  {text}', va='center', fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale('symlog', linthresh=1e-6)
+    axes.set_xlim(0.0, 100.0 * max([*values, 1e-5]))
     axes.set_xlabel('largest difference of an action when it is left out of a restore')
     axes.set_title(f'{name}: {"proved" if proof.ok else "failed"}', fontsize=10)
     save_figure(figure, path)

@@ -200,6 +200,8 @@ class LiveRun:
         self.runner.activate()
         self.lock_step = self.runner.file.run.lock_step
         self.period = round(self.runner.file.policy.period_s * 1e9)
+        hz = self.runner.file.run.publish_hz
+        self.parts = round(hz * self.runner.file.policy.period_s) if hz else 1
 
     def close(self) -> None:
         self.pump.release()
@@ -238,7 +240,8 @@ class LiveRun:
         self.joints()
         if not self.lock_step:
             self.ns += late
-            self.runner.timer()
+            for _ in range(self.parts):
+                self.runner.timer()
 
     def steps(self, n: int) -> None:
         for _ in range(n):

@@ -5,7 +5,7 @@ of the run but the bag and the policy file reaches the replay.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 import random
 from typing import Any
@@ -13,139 +13,29 @@ from typing import Any
 import pytest
 
 from flashrt_ros.core.errors import Code, Refusal
-from flashrt_ros.tools.bags import Message
 from flashrt_ros.tools.compare import Verdict
-from flashrt_ros.tools.replay_report import Report
 from flashrt_ros.tools.replaying import Ask, replay
 from test.tools.live_run import (
     EARLY,
     LOCK_STEP,
     NODE,
     POLICY,
-    TYPES,
     LiveRun,
-    capsule,
-    make,
     merged,
 )
-
-Drive = Callable[[LiveRun], None]
-
-
-def again(run: LiveRun, *, lose: Callable[[Message], bool] = lambda _: False, **ask: Any) -> Report:
-    """Replay what the recorder heard."""
-    run.close()
-    return replay(Ask(run.bag(lose=lose), run.policy_file, **ask)).report
-
-
-def same(report: Report, chunks: int) -> None:
-    """Everything was compared and is equal to the byte."""
-    assert report.verdict is Verdict.SAME, report.summary()
-    assert all(c.same_bytes for c in report.outputs)
-    by = {c.what: c for c in report.outputs}
-    assert (by['chunks'].compared, by['chunks'].recorded) == (chunks, chunks)
-    assert by['actions'].compared > 0
-
-
-# -- what may happen in a run ----------------------------------------------------------------------
-
-
-def plain(r: LiveRun) -> None:
-    r.command()
-    r.go()
-    r.steps(23)
-
-
-def silence(r: LiveRun) -> None:
-    """A command that times out to zero between two ticks, and comes back."""
-    r.command()
-    r.go()
-    r.steps(13)
-    r.command(0.7)
-    r.steps(14)
-
-
-def late(r: LiveRun) -> None:
-    """A device that is slow for a while: a chunk misses its splice step and is dropped."""
-    r.command()
-    r.go()
-    r.steps(12)
-    r.slow()
-    r.steps(6)
-    r.fast()
-    r.steps(20)
-    if not r.lock_step:
-        assert r.runner.status().late_ticks == 1
-
-
-def stops(r: LiveRun) -> None:
-    r.command()
-    r.go()
-    r.steps(7)
-    r.verb().stop()
-    r.steps(3)
-    r.go()
-    r.steps(9)
-    r.go()                                   # preempts
-    r.steps(6)
-
-
-def stop_while_waiting(r: LiveRun) -> None:
-    """A stop overtakes an inference for which a step waits: its tick counts, its chunk does not."""
-    r.command()
-    r.go()
-    r.steps(5)
-    r.slow()
-    r.steps(3)
-    r.verb().stop()
-    r.fast()
-    r.step()
-    r.go()
-    r.steps(9)
-
-
-def rewinds(r: LiveRun) -> None:
-    r.command()
-    r.go()
-    r.steps(7)
-    r.verb().save('x')
-    r.steps(6)
-    r.verb().restore('x')
-    r.steps(2)
-    r.command(0.9)
-    r.go()
-    r.steps(8)
-    r.verb().rollback()
-    r.go()
-    r.steps(4)
-    r.verb().reset()
-    r.go()
-    r.steps(8)
-
-
-def saved_between_ticks(r: LiveRun) -> None:
-    """What the steps between the last tick and a rewind took in is needed to redo the capsule."""
-    r.command()
-    r.go()
-    r.steps(8)
-    r.verb().save('x')
-    r.step()
-    r.verb().restore('x')
-    r.go()
-    r.steps(9)
-
-
-def steps_back(r: LiveRun) -> None:
-    """Lock step: restores go on by themselves, with the queue and the inference in flight."""
-    r.command()
-    r.go()
-    r.steps(7)
-    r.verb().save('x')
-    r.steps(6)
-    r.verb().restore('x')
-    r.steps(8)
-    r.verb().rollback(steps=3)
-    r.steps(9)
+from test.tools.replayed import (
+    Drive,
+    again,
+    late,
+    plain,
+    rewinds,
+    same,
+    saved_between_ticks,
+    silence,
+    steps_back,
+    stop_while_waiting,
+    stops,
+)
 
 
 @pytest.mark.parametrize('changes', [(), (EARLY,), ({'run': {'execute': 3}},)],
@@ -336,187 +226,6 @@ def test_another_policy_is_different_and_the_first_difference_is_named(tmp_path:
     assert by['chunks'].same_bytes           # the raw chunks are the same, what is published is not
     assert by['actions'].first is not None
     assert by['actions'].first.step == 0
-
-
-# -- from a capsule --------------------------------------------------------------------------------
-
-
-def saving(tmp_path: Path, *changes: Any, before: int = 12, after: int = 15) -> LiveRun:
-    """A run that saved a durable capsule `k` after some steps, and went on."""
-    run = LiveRun(tmp_path, *changes, {'run': {'persist_on': ['save']}},
-                  directory=tmp_path / 'capsules')
-    run.command()
-    run.go()
-    run.steps(before)
-    run.command(0.5)
-    run.verb().save('k')
-    run.steps(after)
-    return run
-
-
-@pytest.mark.parametrize('before', [11, 12, 13, 14])
-@pytest.mark.parametrize('changes', [(), (EARLY,), (LOCK_STEP,), (LOCK_STEP, EARLY)],
-                         ids=['timer', 'timer early', 'lock step', 'lock step early'])
-def test_p24_a_capsule_and_the_recorded_inputs_give_what_followed(
-        tmp_path: Path, changes: tuple[Any, ...], before: int) -> None:
-    run = saving(tmp_path, *changes, before=before)
-    report = again(run, start='k')
-    assert report.verdict is Verdict.SAME, report.summary()
-    assert report.start.startswith('k ')
-    by = {c.what: c for c in report.outputs}
-    assert 0 < by['chunks'].compared < len(run.chunks)
-    assert all(c.same_bytes for c in report.outputs)
-
-
-def test_p24_the_file_itself_may_be_given_and_the_beginning_of_the_bag_be_missing(
-        tmp_path: Path) -> None:
-    run = saving(tmp_path)
-    told = next(m for m in run.heard if m.topic == f'{NODE}/capsule_events').time_ns
-    report = again(run, lose=lambda m: m.time_ns < told - 60_000_000,
-                   start=str(tmp_path / 'capsules' / 'k.capsule'))
-    assert report.verdict is Verdict.SAME, report.summary()
-
-
-def test_a_capsule_file_is_looked_for_where_capsules_lie_now(tmp_path: Path) -> None:
-    run = saving(tmp_path)
-    run.close()
-    (tmp_path / 'capsules').rename(tmp_path / 'elsewhere')
-    with pytest.raises(Refusal, match='--capsules'):
-        replay(Ask(run.bag(), run.policy_file, start='k'))
-    report = replay(Ask(run.bag('two'), run.policy_file, start='k',
-                        capsules=tmp_path / 'elsewhere')).report
-    assert report.verdict is Verdict.SAME
-
-
-def test_a_file_that_was_saved_again_is_not_taken_for_the_recorded_one(tmp_path: Path) -> None:
-    run = saving(tmp_path)
-    run.verb().save('k', overwrite=True)
-    run.close()
-    first = [m for m in run.heard if m.topic == f'{NODE}/capsule_events'][:2]
-    with pytest.raises(Refusal, match='SHA-256'):
-        replay(Ask(run.bag(lose=lambda m: m.topic == f'{NODE}/capsule_events' and m not in first),
-                   run.policy_file, start='k'))
-
-
-def test_a_name_that_the_bag_does_not_know_lists_those_it_does(tmp_path: Path) -> None:
-    run = saving(tmp_path)
-    run.close()
-    with pytest.raises(Refusal, match=r'tells of k\b'):
-        replay(Ask(run.bag(), run.policy_file, start='q'))
-
-
-def test_p8_a_capsule_of_another_policy_is_refused(tmp_path: Path) -> None:
-    run = saving(tmp_path)
-    run.close()
-    other = tmp_path / 'other.yaml'
-    other.write_text(run.policy_file.read_text().replace('scale: 0.5', 'scale: 0.25'))
-    with pytest.raises(Refusal) as caught:
-        replay(Ask(run.bag(), other, start='k'))
-    assert caught.value.code is Code.FINGERPRINT_MISMATCH
-
-
-def test_a_live_capsule_without_its_inference_in_flight_is_told_apart(tmp_path: Path) -> None:
-    """Without persist_on a live boundary keeps no inputs of an inference under way."""
-    run = LiveRun(tmp_path, EARLY, directory=tmp_path / 'capsules')
-    run.command()
-    run.go()
-    run.steps(13)
-    run.verb().save('k', persist=True)
-    run.steps(12)
-    assert run.chunks[6].step < 13
-    report = again(run, start='k')
-    assert report.verdict is Verdict.INCOMPLETE
-    assert 'persist_on' in report.summary()
-
-
-@pytest.mark.parametrize(('limit', 'ticks'), [({'until_tick': 3}, 3), ({'until_step': 10}, 2),
-                                              ({'until_s': 0.25}, 3)])
-def test_until_ends_early(tmp_path: Path, limit: dict[str, Any], ticks: int) -> None:
-    run = LiveRun(tmp_path)
-    plain(run)
-    report = again(run, **limit)
-    assert report.verdict is Verdict.SAME, report.summary()
-    assert report.ticks == ticks
-
-
-# -- service calls ---------------------------------------------------------------------------------
-
-
-def call(run: LiveRun, verb: str, kind: str, number: int, answer: Callable[[], dict[str, Any]],
-         **request: Any) -> None:
-    """Make a call and let the recorder hear what service introspection publishes of it."""
-    TYPES.need(f'{kind}_Event')
-
-    def event(event_type: int, **parts: Any) -> None:
-        info = make('service_msgs/msg/ServiceEventInfo', event_type=event_type,
-                    sequence_number=number)
-        run.record(f'{NODE}/{verb}/_service_event', make(
-            f'{kind}_Event', info=info, **{'request': [], 'response': [], **parts}))
-    event(1, request=[make(f'{kind}_Request', **request)])
-    event(2, response=[make(f'{kind}_Response', **answer())])
-
-
-def with_calls(tmp_path: Path) -> LiveRun:
-    run = LiveRun(tmp_path)
-    run.command()
-    run.go()
-    run.steps(7)
-
-    def save() -> dict[str, Any]:
-        info = run.verb().save('x')
-        return {'success': True, 'capsule': capsule(info), 'epoch': run.runner.epoch}
-    call(run, 'save_capsule', 'flashrt_ros/srv/SaveCapsule', 1, save, name='x')
-    call(run, 'save_capsule', 'flashrt_ros/srv/SaveCapsule', 2,
-         lambda: {'success': False, 'code': int(Code.EXISTS)}, name='x')
-    run.steps(6)
-
-    def restore() -> dict[str, Any]:
-        answer = run.verb().restore('x').result()
-        return {'success': True, 'capsule': capsule(answer.info), 'epoch': answer.epoch}
-    call(run, 'restore_capsule', 'flashrt_ros/srv/RestoreCapsule', 3, restore, name='x')
-    run.go()
-    run.steps(8)
-
-    def drop() -> dict[str, Any]:
-        return {'success': True, 'capsule': capsule(run.verb().drop('x'))}
-    call(run, 'drop_capsule', 'flashrt_ros/srv/DropCapsule', 4, drop, name='x')
-    call(run, 'stop', 'std_srvs/srv/Trigger', 5, lambda: {'success': True, 'message': run.verb(
-        ).stop()})
-    run.go()
-    run.steps(6)
-    return run
-
-
-def test_service_calls_are_made_again_at_their_tick(tmp_path: Path) -> None:
-    run = with_calls(tmp_path)
-    report = again(run)
-    same(report, len(run.chunks))
-    assert [(a.verb, a.name, a.recorded) for a in report.answers] == [
-        ('save_capsule', 'x', 'OK at tick 2, step 7'), ('save_capsule', 'x', 'EXISTS'),
-        ('restore_capsule', 'x', 'tick 2, step 7'), ('drop_capsule', 'x', 'OK')]
-    assert all(a.same for a in report.answers)
-
-
-def test_a_call_that_answers_otherwise_is_a_difference(tmp_path: Path) -> None:
-    run = with_calls(tmp_path)
-    call(run, 'drop_capsule', 'flashrt_ros/srv/DropCapsule', 9,
-         lambda: {'success': True}, name='never')
-    report = again(run)
-    assert report.verdict is Verdict.DIFFERENT
-    assert "drop_capsule 'never' answered OK, the replay NOT_FOUND" in report.summary()
-
-
-def test_calls_without_contents_are_remarked(tmp_path: Path) -> None:
-    run = LiveRun(tmp_path)
-    run.command()
-    run.go()
-    run.steps(6)
-    kind = 'flashrt_ros/srv/SaveCapsule'
-    TYPES.need(f'{kind}_Event')
-    run.record(f'{NODE}/save_capsule/_service_event', make(f'{kind}_Event', info=make(
-        'service_msgs/msg/ServiceEventInfo', event_type=1), request=[], response=[]))
-    report = again(run)
-    assert any('introspection:=contents' in r for r in report.remarks)
 
 
 def test_the_policy_of_these_tests_reads_everything(tmp_path: Path) -> None:
