@@ -209,6 +209,9 @@ def main() -> None:
         executor.spin()
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
+    except Exception:
+        if rclpy.ok():                 # else a signal ended the context while a timer published
+            raise
     finally:
         node.close()
         node.destroy_node()

@@ -13,7 +13,7 @@ pytest.importorskip('mujoco', reason="the cell needs mujoco: pip install 'flashr
 pytest.importorskip('rclpy', reason='needs rclpy')
 
 from rclpy.context import Context
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
 from std_msgs.msg import Bool, Float64MultiArray, String
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
@@ -31,16 +31,17 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(node)
 
-    def spin() -> None:
-        try:
-            executor.spin()
-        except ExternalShutdownException:
-            pass
+    ended = threading.Event()
+
+    def spin() -> None:                # to the end of a turn: a timer may be publishing
+        while not ended.is_set():
+            executor.spin_once(timeout_sec=0.1)
     thread = threading.Thread(target=spin, daemon=True)
     thread.start()
     yield space
-    context.try_shutdown()
+    ended.set()
     thread.join(5)
+    context.try_shutdown()
     node.close()
     executor.shutdown(timeout_sec=0)
     node.destroy_node()
