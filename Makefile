@@ -8,6 +8,7 @@ FLASHRT_ROS_DISTRO ?= jazzy
 VENV ?= $(if $(filter jazzy,$(FLASHRT_ROS_DISTRO)),.venv,.venv-$(FLASHRT_ROS_DISTRO))
 ENV_PYTHON ?= $(PYTHON)
 TORCH ?= cpu
+PURPOSE ?= test
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 STUDY_ARGS ?=
@@ -35,7 +36,7 @@ study: ## does a capsule help? 50 seeds of the demo, interrupted in seven ways; 
 	$(VENV)/bin/python -m flashrt_ros.demo.study $(STUDY_ARGS)
 
 test: ## the tests that hold the promises, under eight minutes on two cores
-	@$(SETUP) test --torch $(TORCH)
+	@$(SETUP) $(PURPOSE) --torch $(TORCH)
 	$(ROS) $(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 test-long: ## the long runs, kill counts and many seeds
@@ -46,7 +47,7 @@ test-all: lint ## the matrix of Pythons and distributions, long runs, colcon, fi
 	set -e; for d in $(MATRIX_DISTRO); do for p in $(MATRIX_PYTHON); do \
 	  echo "== Python $$p, ROS $$d"; \
 	  $(MAKE) --no-print-directory test FLASHRT_ROS_DISTRO=$$d VENV=.venv-$$d-$$p \
-	    ENV_PYTHON=python$$p TORCH=any; done; done
+	    ENV_PYTHON=python$$p TORCH=any PURPOSE=test-all; done; done
 	$(MAKE) --no-print-directory test-long
 	$(MAKE) --no-print-directory build-colcon
 	$(MAKE) --no-print-directory bench

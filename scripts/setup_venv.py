@@ -26,6 +26,7 @@ SUPPORTED = ('3.10', '3.11', '3.12', '3.13')
 PURPOSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     'demo': (('demo',), ()),
     'test': (('demo', 'test', 'image'), ()),
+    'test-all': (('demo', 'test', 'image', 'cuda', 'tensorrt-rtx'), ()),
     'lint': (('demo', 'test', 'image'), ('ruff>=0.6', 'mypy>=1.11')),
 }
 BUILD_INPUTS = ('setup.py', 'package.xml', 'CMakeLists.txt', 'cmake', 'msg', 'srv', 'action',
