@@ -14,6 +14,8 @@ from flashrt_ros.core.errors import Code, Refusal
 from flashrt_ros.core.parts import Parts
 from flashrt_ros.core.payload import Tier
 
+HERE_NBYTES = 1 << 20  # STATE that the CPU copies before another thread has woken up
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -156,7 +158,8 @@ class Rewinding(Parts):
             self._live.set_host(target.host)
             self.pending_after_restore = target.pending
             epoch = self.epoch
-        return self._worker.call(lambda: self._load(plan, target, epoch, started))
+        here = self.device.kind == 'host' and self.state_nbytes <= HERE_NBYTES
+        return self._worker.call(lambda: self._load(plan, target, epoch, started), here=here)
 
     def _load(self, plan: Plan, target: Boundary, epoch: int, started: float) -> CapsuleInfo:
         """On the device thread: the copy."""

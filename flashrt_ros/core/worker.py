@@ -1,7 +1,8 @@
 """The device thread: runs ticks, restores and tier moves in the order in which they came.
 
 Inline, the same calls run at once on the caller's thread, which is what offline replay, studies and
-most tests want.
+most tests want. A quick job may also run on its caller's thread when nothing else is under way:
+where memory is the CPU's, handing a small copy to another thread costs more than the copy.
 """
 from __future__ import annotations
 
@@ -25,6 +26,9 @@ class Worker:
         self._inline = threading.RLock()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._gate = threading.Lock()  # nothing is put behind the end
+        self._turn = threading.Lock()  # held by whoever runs a job
+        self._owner = 0                # identity of that thread
+        self._left = 0                 # jobs that were posted and have not ended
         self._closed = False
         self._thread: threading.Thread | None = None
         if threaded:
@@ -44,10 +48,14 @@ class Worker:
         with self._gate:
             if self._closed:
                 raise Refusal(Code.NOT_CONFIGURED, 'the session is closed; configure again')
+            self._left += 1
             self._jobs.put(job)
 
-    def call(self, fn: Callable[[], T]) -> Future[T]:
-        """Run `fn` after all that were posted before; the future has its result."""
+    def call(self, fn: Callable[[], T], *, here: bool = False) -> Future[T]:
+        """Run `fn` after all that were posted before; the future has its result.
+
+        `here`: on the caller's thread, before this returns, if nothing is left to do before it.
+        """
         future: Future[T] = Future()
 
         def job() -> None:
@@ -57,13 +65,31 @@ class Worker:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-        self.post(job)
+        if not (here and self._jobs is not None and self._run_here(job)):
+            self.post(job)
         return future
+
+    def _run_here(self, job: Callable[[], None]) -> bool:
+        with self._gate:
+            if self._closed or self._left or not self._turn.acquire(blocking=False):
+                return False
+            self._owner = threading.get_ident()
+        try:
+            job()
+        finally:
+            self._owner = 0
+            self._turn.release()
+        return True
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is the device thread."""
-        return self._thread is None or threading.current_thread() is self._thread
+        """Whether the caller is the device thread, or runs a job in its place."""
+        return self._thread is None or threading.get_ident() == self._owner
+
+    @property
+    def left(self) -> int:
+        """Jobs that were posted and have not ended."""
+        return self._left
 
     def close(self, timeout: float | None = None) -> bool:
         """Finish what was posted and end the thread; False where it is still at work."""
@@ -79,8 +105,16 @@ class Worker:
 
     def _run(self) -> None:
         assert self._jobs is not None
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except Exception:  # a listener's, for example: the next job must still be done
-                log.exception('a job of %s failed', threading.current_thread().name)
+        while True:
+            job = self._jobs.get()
+            with self._turn:           # what runs in our place ends first
+                if job is None:
+                    return
+                self._owner = threading.get_ident()
+                try:
+                    job()
+                except Exception:      # a listener's, for example: the next job must still be done
+                    log.exception('a job of %s failed', threading.current_thread().name)
+                self._owner = 0
+            with self._gate:
+                self._left -= 1

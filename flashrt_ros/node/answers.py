@@ -76,6 +76,8 @@ class Answers:
         A quick copy is worth a short rest instead: two turns of the executor take longer.
         """
         runner = self._runner()
+        if work.done():
+            return work.result()
         if runner is not None and runner.session.stats().restore_bound_s < QUICK_S:
             with suppress(NotYet):
                 return work.result(QUICK_S)

@@ -22,6 +22,7 @@ from flashrt_ros.node.poll import Poll
 from flashrt_ros.node.ros_sink import RosSink
 from flashrt_ros.node.services import Services
 from flashrt_ros.node.status import Status
+from flashrt_ros.node.telling import Telling
 from flashrt_ros.runtime.build import build
 from flashrt_ros.runtime.runner import Runner
 from flashrt_ros.runtime.sink import Clock
@@ -56,10 +57,12 @@ class PolicyNode(LifecycleNode):
         self._returned = True          # the device thread ended when it was asked to
         self._params = Parameters(self, configured=lambda: self.runner is not None,
                                       changed=self._on_settings)
-        self._status = Status(self, self._get, self._group)
+        self._telling = Telling(self)
+        self._status = Status(self, self._telling, self._get, self._group)
         self._goals = Goals(self, self._get, self._group)
         self._poll = Poll(self, self._get, self._group)
-        self._sink = RosSink(self, self._status, self._goals, self._group, self._poll.follow)
+        self._sink = RosSink(self, self._telling, self._status, self._goals, self._group,
+                             self._poll.follow)
         self._verbs = Services(self, self._get, self._group)
         self._jump = self.get_clock().create_jump_callback(
             JumpThreshold(min_forward=None, min_backward=Duration(nanoseconds=-1)),
@@ -212,6 +215,11 @@ class PolicyNode(LifecycleNode):
         self._tear_down(timeout_s)
         self._jump.unregister()
         return self._returned
+
+    def destroy_node(self) -> None:
+        """Tell what is left to tell, then leave the graph."""
+        self._telling.close()
+        super().destroy_node()
 
     def _tear_down(self, timeout_s: float = 5.0) -> None:
         if self._step_timer is not None:

@@ -1,20 +1,19 @@
 """What leaves the runner, as messages: actions, chunks, events, status. Implements runtime.Sink.
 
-The runner calls from the executor's thread and from the device thread; publishing is safe in both.
-Nothing here blocks or calls the runner, except `changed`, which comes without the runner's lock.
+The runner calls from the executor's thread and from the device thread. Actions are published there
+and then; chunks, events and status are told on a thread of their own (telling.py). Nothing here
+blocks or calls the runner, except `changed`, which comes without the runner's lock.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import functools
 import time
-import traceback
 from typing import Any
 
 from rclpy.callback_groups import CallbackGroup
 from rclpy.duration import Duration
 from rclpy.event_handler import PublisherEventCallbacks
-from rclpy.exceptions import InvalidHandle
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, qos_policy_name_from_kind
 from rclpy.qos_overriding_options import QoSOverridingOptions
@@ -27,6 +26,7 @@ from flashrt_ros.node import conversions
 from flashrt_ros.node.action_output import ActionOutput
 from flashrt_ros.node.goals import Goals
 from flashrt_ros.node.status import NO_EVENTS, Status
+from flashrt_ros.node.telling import Telling
 from flashrt_ros.runtime.sink import ChunkRecord, Feedback, Goal, GoalResult
 
 RELIABLE = QoSProfile(depth=10)   # rclpy's default reliability: fits every subscriber
@@ -57,10 +57,11 @@ class Published:
 class RosSink:
     """Owns the outputs and the publishers of ~/chunk and ~/capsule_events."""
 
-    def __init__(self, node: Node, status: Status, goals: Goals, group: CallbackGroup,
-                 changed: Callable[[], None]) -> None:
+    def __init__(self, node: Node, telling: Telling, status: Status, goals: Goals,
+                 group: CallbackGroup, changed: Callable[[], None]) -> None:
         """`changed` hears, on any thread, that a goal may have begun or ended."""
         self._node = node
+        self._telling = telling
         self._status = status
         self._goals = goals
         self._group = group
@@ -70,7 +71,6 @@ class RosSink:
         self._events = node.create_publisher(CapsuleEvent, '~/capsule_events', DEEP,
                                              event_callbacks=NO_EVENTS)
         self._outputs: dict[str, Published | ActionOutput] = {}
-        self._status_due = False
 
     def open(self, outputs: Mapping[str, OutputSpec]) -> None:
         """Advertise the outputs of a policy file. Raises Refusal(UNSUPPORTED) for a type."""
@@ -122,41 +122,24 @@ class RosSink:
     def shadow(self, output: str, command: Command) -> None:
         """A shadow goal commands nothing; its raw rows stand in ~/chunk."""
 
-    def _report(self, tell: Callable[[], None]) -> None:
-        """Tell what nobody's motion depends on: a failure is logged and stays here. The device
-        thread may still have something to say when the node has left the graph already."""
-        try:
-            tell()
-        except InvalidHandle:
-            pass
-        except Exception:
-            self._node.get_logger().error(traceback.format_exc(), throttle_duration_sec=1.0)
-
     def chunk(self, record: ChunkRecord) -> None:
         """Publish one inference."""
-        self._report(lambda: self._chunks.publish(conversions.action_chunk(record)))
+        self._telling.tell(lambda: self._chunks.publish(conversions.action_chunk(record)))
 
     def event(self, event: Event) -> None:
-        """Publish a change of the store or a rewind."""
-        self._report(lambda: self._events.publish(conversions.capsule_event(event, self._now())))
+        """Publish a change of the store or a rewind, stamped now."""
+        now_ns = self._now()
+        self._telling.tell(
+            lambda: self._events.publish(conversions.capsule_event(event, now_ns)))
 
     def changed(self) -> None:
-        """Publish the status in the executor's next turn: after the answer, once for many."""
+        """Publish the status soon, once for many changes."""
         self._changed()
-        executor = self._node.executor
-        if executor is None:
-            self._report(self._status.publish)
-        elif not self._status_due:
-            self._status_due = True
-            executor.create_task(self._publish_status)
-
-    def _publish_status(self) -> None:
-        self._status_due = False   # what changes from here on is told by the next turn
-        self._report(self._status.publish)
+        self._status.publish()
 
     def goal_done(self, goal: Goal, result: GoalResult) -> None:
         """Goals tell of their end themselves (Goal.add_done_callback)."""
 
     def goal_feedback(self, goal: Goal, feedback: Feedback) -> None:
         """Tell the client how the goal fares."""
-        self._report(lambda: self._goals.feedback(goal, feedback))
+        self._telling.guarded(lambda: self._goals.feedback(goal, feedback))

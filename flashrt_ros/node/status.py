@@ -16,6 +16,7 @@ from std_msgs.msg import Header
 from flashrt_ros.msg import PolicyStatus
 from flashrt_ros.node import conversions
 from flashrt_ros.node.action_output import GoalCounts
+from flashrt_ros.node.telling import Telling
 from flashrt_ros.runtime.phases import Phase
 from flashrt_ros.runtime.runner import Runner
 from flashrt_ros.runtime.sink import StatusSnapshot
@@ -29,11 +30,13 @@ NO_EVENTS = PublisherEventCallbacks(use_default_callbacks=False)
 
 
 class Status:
-    """Publishes on every change and at status_hz. `publish` may be called from any thread."""
+    """Publishes on every change and at status_hz. `publish` and `diagnose` may be called from any
+    thread and return at once; what they tell is put together when it is told."""
 
-    def __init__(self, node: Node, runner: Callable[[], Runner | None],
+    def __init__(self, node: Node, telling: Telling, runner: Callable[[], Runner | None],
                  group: CallbackGroup) -> None:
         self._node = node
+        self._telling = telling
         self._runner = runner
         self._group = group
         self._timer: Any = None
@@ -91,12 +94,18 @@ class Status:
             capsule_bytes=0, last_refusal=self.failure, exact=False)
 
     def publish(self) -> None:
-        """Publish the status now."""
+        """Publish the status soon, once for many calls."""
+        self._telling.once(self._publish)
+
+    def _publish(self) -> None:
         now_ns = self._node.get_clock().now().nanoseconds
         self._status.publish(conversions.policy_status(self.snapshot(), now_ns))
 
     def diagnose(self) -> None:
-        """Publish the diagnostics now."""
+        """Publish the diagnostics soon, once for many calls."""
+        self._telling.once(self._diagnose)
+
+    def _diagnose(self) -> None:
         now_ns = self._node.get_clock().now().nanoseconds
         status = self.snapshot()
         name = self._node.get_fully_qualified_name()
@@ -119,12 +128,13 @@ class Status:
             values=[KeyValue(key=f, value=str(getattr(status, f))) for f in fields])
 
     def _topics(self, name: str) -> DiagnosticStatus:
+        mismatches = dict(self.mismatches)       # the executor may add to it
         return DiagnosticStatus(
-            level=DiagnosticStatus.WARN if self.mismatches else DiagnosticStatus.OK,
+            level=DiagnosticStatus.WARN if mismatches else DiagnosticStatus.OK,
             name=f'{name}: topics',
-            message='; '.join(f'{t}: {w}' for t, w in self.mismatches.items()) or 'all compatible',
+            message='; '.join(f'{t}: {w}' for t, w in mismatches.items()) or 'all compatible',
             hardware_id='',
-            values=[KeyValue(key=t, value=w) for t, w in self.mismatches.items()])
+            values=[KeyValue(key=t, value=w) for t, w in mismatches.items()])
 
     def _action(self, name: str, action: str, counts: GoalCounts, text: str) -> DiagnosticStatus:
         return DiagnosticStatus(
