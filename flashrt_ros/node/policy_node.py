@@ -17,6 +17,7 @@ from flashrt_ros.core.session import Options
 from flashrt_ros.node.goals import Goals
 from flashrt_ros.node.handover import Handover
 from flashrt_ros.node.inputs import Inputs
+from flashrt_ros.node.intake import Intake
 from flashrt_ros.node.params import Parameters, Settings
 from flashrt_ros.node.poll import Poll
 from flashrt_ros.node.ros_sink import RosSink
@@ -42,8 +43,9 @@ class PolicyNode(LifecycleNode):
     Publishers: ~/status (latched), ~/chunk, ~/capsule_events, /diagnostics, the policy's outputs.
     Subscriptions: the policy's inputs, from configure to cleanup; /clock with use_sim_time.
 
-    It runs on a single-threaded executor. One reentrant group holds everything, or a restore that
-    is awaited would keep all others waiting.
+    It runs on a single-threaded executor. One reentrant group holds all but the policy's inputs and
+    its step timer, or a restore that is awaited would keep all others waiting; those have a thread
+    of their own (intake.py).
     """
 
     def __init__(self, name: str = 'policy_node', **kwargs: Any) -> None:
@@ -51,6 +53,7 @@ class PolicyNode(LifecycleNode):
         super().__init__(name, **kwargs)
         self.runner: Runner | None = None
         self._group = ReentrantCallbackGroup()
+        self._intake = Intake(self)
         self._inputs: Inputs | None = None
         self._handover: Handover | None = None
         self._step_timer: Any = None
@@ -148,18 +151,21 @@ class PolicyNode(LifecycleNode):
         self._sink.open(runner.file.outputs)
         self.runner = runner
         self._handover = Handover(runner.session)
-        self._inputs = Inputs(self, runner, runner.topics(), self._group, self._status.mismatch,
-                              self._handover)
+        self._inputs = Inputs(self, runner, runner.topics(), self._intake.group,
+                              self._status.mismatch, self._handover)
         if runner.step_period_s is not None:
             self._step_timer = self.create_timer(runner.step_period_s, self._on_step,
-                                                 callback_group=self._group, autostart=False)
+                                                 callback_group=self._intake.group,
+                                                 autostart=False)
+        self._intake.start()
         self.get_logger().info(f'serving {settings.policy_file.name}: {runner.describe()}')
 
     def _on_step(self) -> None:
         try:
-            if self.runner is not None and self._handover is not None:
-                self.runner.timer()
-                self._handover.rest()
+            runner, handover = self.runner, self._handover
+            if runner is not None and handover is not None:
+                runner.timer()
+                handover.rest()
         except Exception:
             self.get_logger().error(traceback.format_exc(), throttle_duration_sec=1.0)
 
@@ -170,6 +176,7 @@ class PolicyNode(LifecycleNode):
             self.runner.activate()
             if self._step_timer is not None:
                 self._step_timer.reset()
+                self._intake.wake()
         return self._transition('activate', work, FAILURE)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -222,9 +229,6 @@ class PolicyNode(LifecycleNode):
         super().destroy_node()
 
     def _tear_down(self, timeout_s: float = 5.0) -> None:
-        if self._step_timer is not None:
-            self.destroy_timer(self._step_timer)
-            self._step_timer = None
         runner, self.runner = self.runner, None
         self._handover = None
         self._poll.follow()
@@ -232,6 +236,10 @@ class PolicyNode(LifecycleNode):
             if runner is not None:
                 runner.shutdown('cleanup')
         finally:
+            self._intake.stop(timeout_s)
+            if self._step_timer is not None:
+                self.destroy_timer(self._step_timer)
+                self._step_timer = None
             if self._inputs is not None:
                 self._inputs.close()
                 self._inputs = None

@@ -34,7 +34,7 @@ def test_p27_a_backward_jump_of_clock_stops_and_returns_to_origin(
     events = probe.listen(CapsuleEvent, f'{node.name}/capsule_events')
     status = probe.listen(PolicyStatus, f'{node.name}/status', LATCHED)
     joints = probe.publisher(JointState, f'{ns}/joint_states')
-    matched(clock, joints)
+    matched(clock, joints, node.node._sink._events)
 
     set_time(node, clock, 100)
     for i in range(3):
