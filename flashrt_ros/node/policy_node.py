@@ -7,8 +7,6 @@ import traceback
 from typing import Any
 
 from rclpy.callback_groups import ReentrantCallbackGroup
-from rclpy.clock import ClockChange, JumpThreshold
-from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
@@ -21,6 +19,7 @@ from flashrt_ros.node.intake import Intake
 from flashrt_ros.node.params import Parameters, Settings
 from flashrt_ros.node.poll import Poll
 from flashrt_ros.node.ros_sink import RosSink
+from flashrt_ros.node.ros_time import RosTime
 from flashrt_ros.node.services import Services
 from flashrt_ros.node.status import Status
 from flashrt_ros.node.telling import Telling
@@ -60,16 +59,14 @@ class PolicyNode(LifecycleNode):
         self._returned = True          # the device thread ended when it was asked to
         self._params = Parameters(self, configured=lambda: self.runner is not None,
                                       changed=self._on_settings)
+        self._time = RosTime(self, self._on_jump)
         self._telling = Telling(self)
-        self._status = Status(self, self._telling, self._get, self._group)
+        self._status = Status(self, self._telling, self._time, self._get, self._group)
         self._goals = Goals(self, self._get, self._group)
         self._poll = Poll(self, self._get, self._group)
-        self._sink = RosSink(self, self._telling, self._status, self._goals, self._group,
-                             self._poll.follow)
+        self._sink = RosSink(self, self._telling, self._time, self._status, self._goals,
+                             self._group, self._poll.follow)
         self._verbs = Services(self, self._get, self._group)
-        self._jump = self.get_clock().create_jump_callback(
-            JumpThreshold(min_forward=None, min_backward=Duration(nanoseconds=-1)),
-            post_callback=self._on_jump)
         self._guard_transitions()
         self._on_settings(self._params.settings)
         self._status.publish()
@@ -83,14 +80,9 @@ class PolicyNode(LifecycleNode):
         if self.runner is not None:
             self.runner.allow_force = settings.allow_force
 
-    def _on_jump(self, jump: Any) -> None:
-        try:
-            switched = jump.clock_change in (ClockChange.ROS_TIME_ACTIVATED,
-                                             ClockChange.ROS_TIME_DEACTIVATED)
-            if self.runner is not None:
-                self.runner.clock_jumped(jump.delta.nanoseconds, switched=switched)
-        except Exception:
-            self.get_logger().error(traceback.format_exc())
+    def _on_jump(self, delta_ns: int, switched: bool) -> None:
+        if self.runner is not None:
+            self.runner.clock_jumped(delta_ns, switched=switched)
 
     # -- lifecycle ------------------------------------------------------------------------
 
@@ -147,7 +139,7 @@ class PolicyNode(LifecycleNode):
         runner = build(settings.policy_file, self._sink,
                        model_root=settings.model_root, modules=settings.python_modules,
                        options=options, allow_force=settings.allow_force,
-                       clock=Clock(now_ns=lambda: int(self.get_clock().now().nanoseconds)))
+                       clock=Clock(now_ns=self._time.now_ns))
         self._sink.open(runner.file.outputs)
         self.runner = runner
         self._handover = Handover(runner.session)
@@ -220,7 +212,7 @@ class PolicyNode(LifecycleNode):
     def close(self, timeout_s: float) -> bool:
         """Give everything back; False where a program did not return in time."""
         self._tear_down(timeout_s)
-        self._jump.unregister()
+        self._time.close()
         return self._returned
 
     def destroy_node(self) -> None:

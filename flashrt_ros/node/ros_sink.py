@@ -25,6 +25,7 @@ from flashrt_ros.msg import ActionChunk, CapsuleEvent
 from flashrt_ros.node import conversions
 from flashrt_ros.node.action_output import ActionOutput
 from flashrt_ros.node.goals import Goals
+from flashrt_ros.node.ros_time import RosTime
 from flashrt_ros.node.status import NO_EVENTS, Status
 from flashrt_ros.node.telling import Telling
 from flashrt_ros.runtime.sink import ChunkRecord, Feedback, Goal, GoalResult
@@ -57,11 +58,12 @@ class Published:
 class RosSink:
     """Owns the outputs and the publishers of ~/chunk and ~/capsule_events."""
 
-    def __init__(self, node: Node, telling: Telling, status: Status, goals: Goals,
-                 group: CallbackGroup, changed: Callable[[], None]) -> None:
+    def __init__(self, node: Node, telling: Telling, clock: RosTime, status: Status,
+                 goals: Goals, group: CallbackGroup, changed: Callable[[], None]) -> None:
         """`changed` hears, on any thread, that a goal may have begun or ended."""
         self._node = node
         self._telling = telling
+        self._now = clock.now_ns
         self._status = status
         self._goals = goals
         self._group = group
@@ -107,9 +109,6 @@ class RosSink:
         end = time.monotonic() + timeout_s
         for output in list(self._outputs.values()):
             output.flush(max(0.0, end - time.monotonic()))
-
-    def _now(self) -> int:
-        return int(self._node.get_clock().now().nanoseconds)
 
     def publish(self, output: str, command: Command) -> None:
         """Send one action."""

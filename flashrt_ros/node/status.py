@@ -16,6 +16,7 @@ from std_msgs.msg import Header
 from flashrt_ros.msg import PolicyStatus
 from flashrt_ros.node import conversions
 from flashrt_ros.node.action_output import GoalCounts
+from flashrt_ros.node.ros_time import RosTime
 from flashrt_ros.node.telling import Telling
 from flashrt_ros.runtime.phases import Phase
 from flashrt_ros.runtime.runner import Runner
@@ -33,10 +34,11 @@ class Status:
     """Publishes on every change and at status_hz. `publish` and `diagnose` may be called from any
     thread and return at once; what they tell is put together when it is told."""
 
-    def __init__(self, node: Node, telling: Telling, runner: Callable[[], Runner | None],
-                 group: CallbackGroup) -> None:
+    def __init__(self, node: Node, telling: Telling, clock: RosTime,
+                 runner: Callable[[], Runner | None], group: CallbackGroup) -> None:
         self._node = node
         self._telling = telling
+        self._now = clock.now_ns
         self._runner = runner
         self._group = group
         self._timer: Any = None
@@ -98,15 +100,14 @@ class Status:
         self._telling.once(self._publish)
 
     def _publish(self) -> None:
-        now_ns = self._node.get_clock().now().nanoseconds
-        self._status.publish(conversions.policy_status(self.snapshot(), now_ns))
+        self._status.publish(conversions.policy_status(self.snapshot(), self._now()))
 
     def diagnose(self) -> None:
         """Publish the diagnostics soon, once for many calls."""
         self._telling.once(self._diagnose)
 
     def _diagnose(self) -> None:
-        now_ns = self._node.get_clock().now().nanoseconds
+        now_ns = self._now()
         status = self.snapshot()
         name = self._node.get_fully_qualified_name()
         self._diagnostics.publish(DiagnosticArray(

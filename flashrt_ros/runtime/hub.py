@@ -8,8 +8,8 @@ when the outermost holder lets go, in order. Counters count since configure; the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 import logging
 import threading
@@ -60,6 +60,26 @@ class Flight:
     pending: Latch | None = None       # its inputs' bytes, once a boundary needed them
 
 
+class _Holding:
+    """Hub.locked(): several times a step, and so no generator."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def __enter__(self) -> None:
+        hub = self._hub
+        hub.lock.acquire()
+        hub._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        hub = self._hub
+        hub._depth -= 1
+        outermost = hub._depth == 0
+        hub.lock.release()
+        if outermost and (hub._later or hub._changed):
+            hub._run_later()
+
+
 @dataclass(eq=False)
 class Hub:
     """The present of one runner. Everything here is read and written under `lock`."""
@@ -98,6 +118,7 @@ class Hub:
     _changed: bool = False
 
     def __post_init__(self) -> None:
+        self._holding = _Holding(self)
         self.lock_step = self.file.run.lock_step
         # whether a rewind leaves the phase as it is
         self.goes_on = self.lock_step and self.file.run.on_restore == 'continue'
@@ -112,18 +133,9 @@ class Hub:
 
     # -- the lock -------------------------------------------------------------------------
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Hold the lock; whoever lets go last carries out what was put off."""
-        with self.lock:
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
-                outermost = self._depth == 0
-        if outermost and (self._later or self._changed):
-            self._run_later()
+        return self._holding
 
     def _run_later(self) -> None:
         while True:

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import time
 from typing import Any
 
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import JointState
 
@@ -64,6 +66,22 @@ def test_the_step_timer_of_a_live_policy_follows_simulated_time(
         clock.publish(Clock(clock=Time(sec=10, nanosec=i * 10_000_000)))
         assert len(robot.actions.count(i)) == len(robot.actions.messages)
     assert not execution.result.done()
+
+
+def test_the_nodes_time_follows_use_sim_time_on_and_off(probe: Probe, serve: Serve) -> None:
+    node = serve('arm')
+    clock = probe.publisher(Clock, '/clock')
+
+    def simulate(on: bool) -> None:
+        node.inside(lambda: node.node.set_parameters([Parameter('use_sim_time', value=on)]))
+    ours = node.node._time.now_ns
+    assert abs(ours() - time.time_ns()) < 10**9
+    simulate(True)
+    matched(clock)
+    set_time(node, clock, 100)
+    assert ours() == 100 * 10**9
+    simulate(False)
+    assert abs(ours() - time.time_ns()) < 10**9
 
 
 def test_status_and_diagnostics_speak_at_their_rate_while_time_stands_still(
