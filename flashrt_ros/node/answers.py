@@ -73,12 +73,13 @@ class Answers:
     async def until(self, work: ThreadFuture[T]) -> T:
         """Await what another thread completes; the executor is woken, for it may be silent.
 
-        A quick copy is worth a short rest instead: two turns of the executor take longer.
+        Where ticks are quick it rests a little instead, for two turns of the executor take longer;
+        steps have a thread of their own and go on.
         """
         runner = self._runner()
         if work.done():
             return work.result()
-        if runner is not None and runner.session.stats().restore_bound_s < QUICK_S:
+        if runner is not None and runner.session.stats().tick_p50_s < QUICK_S:
             with suppress(NotYet):
                 return work.result(QUICK_S)
         done: Future = Future()
