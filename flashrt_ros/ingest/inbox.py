@@ -95,6 +95,14 @@ class Receipt(NamedTuple):
     digest: Callable[[], int]
 
 
+class Parsed(NamedTuple):
+    """What a message says, or why it cannot be used. Made without the lock that a step holds."""
+
+    payload: Any = None
+    header_ns: int = 0
+    error: Exception | None = None
+
+
 def header_stamp(msg: Any) -> int:
     """Return a message's header stamp in ns; 0 where it has none or is stamped 0."""
     header = getattr(msg, 'header', None)

@@ -141,15 +141,20 @@ class Runner(Verbs):
              seq: int | None = None) -> None:
         """Take in a message. `seq` is its publication sequence number, `digest` the first 8 bytes
         of SHA-256 of its serialised form. Raises Refusal(INPUT_REJECTED), with nothing changed.
+        For one thread at a time: it reads the message before it takes the lock.
         """
         hub = self._hub
+        if self.file.enable is not None and topic == self.file.enable.topic:
+            permitted = bool(msg.data)
+            with hub.locked():
+                self._goals.enable(permitted)
+            return
+        epoch = hub.clock_epoch                # read first: a jump in between drops the message
+        arrival = Arrival(hub.clock.now_ns(), epoch)
+        parsed = self.observation.parse(topic, msg)
         with hub.locked():
-            if self.file.enable is not None and topic == self.file.enable.topic:
-                self._goals.enable(bool(msg.data))
-                return
-            arrival = Arrival(hub.clock.now_ns(), hub.clock_epoch)
             try:
-                prompt = self.observation.receive(topic, msg, arrival, digest, seq)
+                prompt = self.observation.receive(topic, parsed, arrival, digest, seq)
                 if prompt is not None:
                     self._goals.prompt_event(prompt)
             except Refusal as error:
