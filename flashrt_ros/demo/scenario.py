@@ -38,11 +38,10 @@ class Result:
         self.good = self.good and good
 
 
-def run(watch: Watch) -> Result:
-    """Play the story; every wait is for something that was caused and is heard of."""
-    result = Result()
-    client = watch.client
-    client.wait_ready()
+def open_story(watch: Watch, who: str) -> None:
+    """Bring node and cell to where the story begins: all have heard of each other, and the lamp,
+    which is seen once, was seen. `who` acts next."""
+    watch.client.wait_ready()
     watch.phase('HOLD')
     # The node hears all four; this process hears all but the last.
     watch.until('discovery', lambda facts, _: facts['listeners'] == [2, 2, 2, 1])
@@ -51,7 +50,14 @@ def run(watch: Watch) -> Result:
     watch.look()
     watch.silent(10)
     watch.begin()
-    watch.mark(f'lamp shows {COLOURS[TARGET]}, goal')
+    watch.mark(f'lamp shows {COLOURS[TARGET]}, {who}')
+
+
+def run(watch: Watch) -> Result:
+    """Play the story; every wait is for something that was caused and is heard of."""
+    result = Result()
+    client = watch.client
+    open_story(watch, 'goal')
     watch.execute()
 
     # Up to the risky move, and the save.

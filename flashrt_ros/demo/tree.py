@@ -32,7 +32,7 @@ from flashrt_ros.clients.behaviours import ExecutePolicy
 from flashrt_ros.clients.scope import CapsuleScope
 from flashrt_ros.core.errors import Code
 from flashrt_ros.demo.arm import JOINTS
-from flashrt_ros.demo.scenario import COLOURS, PART, TARGET, YAW, Result, above, judge
+from flashrt_ros.demo.scenario import Result, above, judge, open_story
 from flashrt_ros.demo.watch import SPACE, TIMEOUT_S, Watch
 
 PERIOD_S = 0.02
@@ -152,15 +152,7 @@ def _placed(facts: Facts) -> bool:
 def run(watch: Watch) -> Result:
     """Play the story: what people and physics do is here, what the robot does is in the tree."""
     result = Result()
-    watch.client.wait_ready()
-    watch.phase('HOLD')
-    watch.until('discovery', lambda facts, _: facts['listeners'] == [2, 2, 2, 1])
-    watch.cell('reset', part=PART, yaw=YAW, target=TARGET)
-    watch.until('the lamp', lambda facts, _: facts['lit'])
-    watch.look()
-    watch.silent(10)
-    watch.begin()
-    watch.mark(f'lamp shows {COLOURS[TARGET]}, tree')
+    open_story(watch, 'tree')
     story = watch.client.inside(lambda: Story(watch))
     try:
         _play(watch, story, result)
