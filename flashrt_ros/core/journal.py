@@ -108,3 +108,12 @@ def read_rows(device: Device, spec: BufferSpec, pieces: Pieces, rows: int, targe
         device.copy2d(target, p.first * width, rows * width,
                       p.segment.block, p.segment.offset + (p.first - p.segment.first) * width,
                       p.segment.rows * width, n, outer)
+
+
+def write_rows(device: Device, spec: BufferSpec, pieces: Pieces, rows: int, source: Any) -> None:
+    """Copy `rows` rows, compact `(outer, rows, row_bytes)`, from a host block into new pieces."""
+    outer, _, width = spec.rows()
+    for p in pieces:
+        n = (p.last - p.first) * width
+        device.copy2d(p.segment.block, p.segment.offset, n, source, p.first * width, rows * width,
+                      n, outer)

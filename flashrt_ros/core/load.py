@@ -25,7 +25,7 @@ from flashrt_ros.core.capsule import (
 )
 from flashrt_ros.core.codec import Image
 from flashrt_ros.core.errors import Code, Refusal
-from flashrt_ros.core.journal import Piece, Pieces
+from flashrt_ros.core.journal import Pieces
 from flashrt_ros.core.layout import BufferSpec, Fingerprint, Role, Space
 from flashrt_ros.core.parts import Parts
 from flashrt_ros.core.payload import Payload, Tier
@@ -212,9 +212,8 @@ class Loading(Parts):
                     assert view is not None
                     view[:] = raw
                     with self._lock:
-                        segment = self._reserve_rows(b.spec, 0, rows)
-                        out[b.spec.name] = (Piece(segment, 0, rows),)
-                    self.device.copy(segment.block, segment.offset, block, 0, raw.nbytes)
+                        out[b.spec.name] = self._reserve_rows(b.spec, 0, rows)
+                    journal.write_rows(self.device, b.spec, out[b.spec.name], rows, block)
                     self.device.sync()
                 finally:
                     self.device.free(block)

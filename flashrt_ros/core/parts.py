@@ -19,7 +19,7 @@ from flashrt_ros.core.inference import Inference
 from flashrt_ros.core.journal import Pieces, Strands, shared_rows
 from flashrt_ros.core.layout import BufferSpec, Fingerprint, Layout
 from flashrt_ros.core.live import LiveSet
-from flashrt_ros.core.payload import HostBlocks, Payload, Segment, SegmentPool, SlotPool
+from flashrt_ros.core.payload import HostBlocks, Payload, SegmentPool, SlotPool
 from flashrt_ros.core.seam import Device
 from flashrt_ros.core.store import Store
 from flashrt_ros.core.worker import Worker
@@ -150,7 +150,7 @@ class Parts:
 
         def _remove(self, capsule: Capsule) -> None: ...
 
-        def _reserve_rows(self, spec: BufferSpec, first: int, last: int) -> Segment: ...
+        def _reserve_rows(self, spec: BufferSpec, first: int, last: int) -> Pieces: ...
 
     def _flush_events(self) -> None:
         """Tell events that were recorded under the lock. Called without it."""

@@ -141,7 +141,7 @@ class Segment:
 
 
 class SegmentPool:
-    """A device block from which journal rows of capsules are cut, first fit, merged when freed."""
+    """A device block from which journal rows of capsules are cut; holes merge when freed."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
@@ -150,15 +150,31 @@ class SegmentPool:
         self._holes: list[tuple[int, int]] = [(0, self.nbytes)] if nbytes else []
         self.used = 0
 
-    def take(self, nbytes: int, first: int, rows: int) -> Segment | None:
-        """Return a segment for rows `[first, first + rows)`, None where there is no room."""
-        need = align(nbytes, ROW_ALIGNMENT)
-        for i, (offset, size) in enumerate(self._holes):
-            if size >= need:
-                self._holes[i:i + 1] = [(offset + need, size - need)] if size > need else []
-                self.used += need
-                return Segment(self, self._block, offset, need, first, rows)
-        return None
+    def take(self, row_nbytes: int, first: int, rows: int) -> list[Segment] | None:
+        """Return segments for rows `[first, first + rows)`: one in the first hole that is large
+        enough, else several in the largest holes; None where all holes together have no room."""
+        need = align(row_nbytes * rows, ROW_ALIGNMENT)
+        for hole in self._holes:
+            if hole[1] >= need:
+                return [self._cut(hole, need, first, rows)]
+        holes = sorted(self._holes, key=lambda hole: -hole[1])
+        if sum(size // row_nbytes for _, size in holes) < rows:
+            return None
+        segments = []
+        for hole in holes:
+            n = min(rows, hole[1] // row_nbytes)
+            if n == 0:
+                break
+            segments.append(self._cut(hole, align(row_nbytes * n, ROW_ALIGNMENT), first, n))
+            first, rows = first + n, rows - n
+        return segments
+
+    def _cut(self, hole: tuple[int, int], nbytes: int, first: int, rows: int) -> Segment:
+        i = self._holes.index(hole)
+        offset, size = hole
+        self._holes[i:i + 1] = [(offset + nbytes, size - nbytes)] if size > nbytes else []
+        self.used += nbytes
+        return Segment(self, self._block, offset, nbytes, first, rows)
 
     def give_back(self, segment: Segment) -> None:
         """Called by the last release."""

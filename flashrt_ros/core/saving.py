@@ -19,7 +19,7 @@ from flashrt_ros.core.capsule import (
 from flashrt_ros.core.errors import Code, Refusal, told
 from flashrt_ros.core.journal import Piece, Pieces
 from flashrt_ros.core.layout import BufferSpec, align
-from flashrt_ros.core.payload import ROW_ALIGNMENT, Segment, Tier
+from flashrt_ros.core.payload import ROW_ALIGNMENT, Tier
 from flashrt_ros.core.persist import Persisting
 from flashrt_ros.core.store import Room
 
@@ -173,9 +173,11 @@ class Saving(Persisting):
                               'are being rewritten by a prefill; try again after its step')
             self._check_rows(new, out)
             for spec, first, last in new:
-                segment = self._reserve_rows(spec, first, last)
-                out[spec.name] += (Piece(segment, first, last),)
-                journal.copy_out(self.device, self._live.arena.buffers[spec.name], segment)
+                pieces = self._reserve_rows(spec, first, last)
+                out[spec.name] += pieces
+                for piece in pieces:
+                    journal.copy_out(self.device, self._live.arena.buffers[spec.name],
+                                     piece.segment)
         except Refusal:
             for pieces in out.values():
                 journal.release(pieces)
@@ -197,17 +199,18 @@ class Saving(Persisting):
                           f'{sum(stays.values())} bytes of pinned capsules and shared rows in '
                           f'segment_bytes {self._segments.nbytes}; drop one or raise it')
 
-    def _reserve_rows(self, spec: BufferSpec, first: int, last: int) -> Segment:
-        """Return a segment for rows of a journal, evicting least recently used capsules."""
-        need = journal.segment_bytes(spec, last - first)
-        while (segment := self._segments.take(need, first, last - first)) is None:
+    def _reserve_rows(self, spec: BufferSpec, first: int, last: int) -> Pieces:
+        """Return room for rows of a journal, evicting least recently used capsules."""
+        row = journal.segment_bytes(spec, 1)
+        while (segments := self._segments.take(row, first, last - first)) is None:
             victims = [c for c in self._store if c.boundary is not None and c.boundary.pieces
                        and not self._store.pinned(c)]
             if not victims:
-                raise Refusal(Code.BUDGET_EXCEEDED, f'the {self._segments.nbytes} bytes for '
-                              'journal rows have no hole of that size; raise segment_bytes')
+                raise Refusal(Code.BUDGET_EXCEEDED, f'the holes in the {self._segments.nbytes} '
+                              f'bytes for journal rows are too small for {last - first} rows of '
+                              f'{spec.name}; raise segment_bytes')
             self._evict(min(victims, key=lambda c: c.used))
-        return segment
+        return tuple(Piece(s, s.first, s.first + s.rows) for s in segments)
 
     # -- room -----------------------------------------------------------------------------
 
