@@ -43,7 +43,7 @@ test-long: ## the long runs, kill counts and many seeds
 	@$(SETUP) test --torch any
 	$(ROS) $(VENV)/bin/python -m pytest -m long $(PYTEST_ARGS)
 
-test-all: lint ## the matrix of Pythons and distributions, long runs, colcon, figures; an hour
+test-all: lint ## the matrix of Pythons and distributions, long runs, colcon, figures; half an hour
 	set -e; for d in $(MATRIX_DISTRO); do for p in $(MATRIX_PYTHON); do \
 	  echo "== Python $$p, ROS $$d"; \
 	  $(MAKE) --no-print-directory test FLASHRT_ROS_DISTRO=$$d VENV=.venv-$$d-$$p \
