@@ -44,7 +44,7 @@ def test_launch_brings_the_node_to_active_or_leaves_it(
         [sys.executable, '-c', RUN, str(ROOT / 'launch/policy.launch.py'),
          f'policy_file:={POLICIES / "arm.yaml"}', f'namespace:={ns}', f'autostart:={autostart}',
          f'params_file:={POLICIES / "arm_params.yaml"}'],
-        env={**ENV, 'PYTHONPATH': os.pathsep.join(
+        env={'AMENT_PREFIX_PATH': sys.prefix, **ENV, 'PYTHONPATH': os.pathsep.join(
             [str(POLICIES), os.environ.get('PYTHONPATH', '')])},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
