@@ -14,7 +14,7 @@ import time
 from typing import Any, TypeVar
 
 from rclpy.context import Context
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.task import Future
 
@@ -45,8 +45,10 @@ class BlockingClient:
     def _spin(self) -> None:
         try:
             self._executor.spin()
-        except ExternalShutdownException:
-            pass
+        except Exception:
+            # ExternalShutdownException, or an RCLError where close came while a wait set was built
+            if self._context.ok():
+                raise
 
     def __enter__(self) -> BlockingClient:
         return self

@@ -47,14 +47,16 @@ class LatchEntry:
         self.name = name
         self.stamp_ns = stamp_ns
         self.step = step
-        self._digest = digest
-        self._value: int | None = None
+        self._digest: Callable[[], int] | None = digest
+        self._value = 0
 
     @property
     def digest(self) -> int:
         """First 8 bytes of SHA-256 of the serialised message."""
-        if self._value is None:
-            self._value = self._digest()
+        compute = self._digest
+        if compute is not None:        # another thread may do the same
+            self._value = compute()
+            self._digest = None        # it holds the message
         return self._value
 
     def __repr__(self) -> str:

@@ -187,14 +187,14 @@ class Observation:
             if parsed.error is not None:
                 raise parsed.error
             return str(parsed.payload)
-        if arrival.clock_epoch != self._clock_epoch:
-            if arrival.clock_epoch < self._clock_epoch:
-                self._from_other_clock += 1      # sent before a clock jump, handled after it
-                return None
+        if arrival.clock_epoch > self._clock_epoch:
             self.clear(arrival.clock_epoch)
         lock_step = self._lock_step if source.untimed else None
         if lock_step is not None:
-            lock_step.note(topic, seq)           # also of one that is rejected: it was not lost
+            lock_step.note(topic, seq)           # also of one that is not used: it was not lost
+        if arrival.clock_epoch < self._clock_epoch:
+            self._from_other_clock += 1          # sent before a clock jump, handled after it
+            return None
         if parsed.error is not None:
             raise parsed.error
         self._order += 1

@@ -1,9 +1,9 @@
 """Lets the device thread have the interpreter as soon as it has work.
 
-An inference is started on the executor's thread and runs on the device thread. Without this, the
-executor would go on to build its next wait set, 0.1 to 0.3 ms of Python, and only then let go of
-the interpreter; the action would be later by that. So for programs that are quick the executor
-rests until the chunk was used, for QUICK_S at most. Others it does not wait for.
+An inference is started on the intake thread and runs on the device thread. Without this, the intake
+would go on to build its next wait set, 0.1 ms of Python, and only then let go of the interpreter;
+the action would be later by that. So for programs that are quick it rests until the chunk was used,
+for QUICK_S at most. Others it does not wait for.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUICK_S = 0.002  # the longest that a service may be kept waiting by this
 
 
 class Handover:
-    """Rests after a message or a timer that has started an inference. Executor's thread only."""
+    """Rests after a message or a timer that has started an inference. Intake thread only."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

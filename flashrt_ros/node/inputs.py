@@ -39,11 +39,15 @@ class Inputs:
 
     def __init__(self, node: Node, runner: Runner, topics: Sequence[InputTopic],
                  group: CallbackGroup, mismatch: Callable[[str, str], None],
-                 handover: Handover) -> None:
-        """Raises Refusal(UNSUPPORTED) for a message type that is not installed."""
+                 handover: Handover, supervise: Callable[[], None]) -> None:
+        """`supervise` is called before each message.
+
+        Raises Refusal(UNSUPPORTED) for a message type that is not installed.
+        """
         self._node = node
         self._runner = runner
         self._handover = handover
+        self._supervise = supervise
         self._mismatch = mismatch
         kinds = [conversions.message_class(t.type) for t in topics]
         self._subscriptions = [self._subscribe(topic, kind, group)
@@ -57,6 +61,7 @@ class Inputs:
 
         def received(raw: bytes, info: Any) -> None:
             try:
+                self._supervise()
                 sequence = info.get('publication_sequence_number', NO_SEQUENCE)
                 self._runner.feed(
                     topic.topic, conversions.Lazy(raw, kind),

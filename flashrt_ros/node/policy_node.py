@@ -52,11 +52,13 @@ class PolicyNode(LifecycleNode):
         super().__init__(name, **kwargs)
         self.runner: Runner | None = None
         self._group = ReentrantCallbackGroup()
-        self._intake = Intake(self)
+        self._intake = Intake(self, self._on_deaf)
         self._inputs: Inputs | None = None
         self._handover: Handover | None = None
         self._step_timer: Any = None
         self._returned = True          # the device thread ended when it was asked to
+        self._leaving = False          # it must not move again
+        self._stepping = False         # the step timer is to run
         self._params = Parameters(self, configured=lambda: self.runner is not None,
                                       changed=self._on_settings)
         self._time = RosTime(self, self._on_jump)
@@ -67,6 +69,7 @@ class PolicyNode(LifecycleNode):
         self._sink = RosSink(self, self._telling, self._time, self._status, self._goals,
                              self._group, self._poll.follow)
         self._verbs = Services(self, self._get, self._group)
+        self.add_post_set_parameters_callback(self._on_parameters)
         self._guard_transitions()
         self._on_settings(self._params.settings)
         self._status.publish()
@@ -79,6 +82,14 @@ class PolicyNode(LifecycleNode):
         self._verbs.introspect(settings.introspection)
         if self.runner is not None:
             self.runner.allow_force = settings.allow_force
+
+    def _on_parameters(self, params: list[Parameter]) -> None:
+        if any(p.name == 'use_sim_time' for p in params):
+            self._intake.refresh()
+
+    def _on_deaf(self, why: str) -> None:
+        if self.runner is not None:
+            self.runner.give_up(why)
 
     def _on_jump(self, delta_ns: int, switched: bool) -> None:
         if self.runner is not None:
@@ -143,8 +154,10 @@ class PolicyNode(LifecycleNode):
         self._sink.open(runner.file.outputs)
         self.runner = runner
         self._handover = Handover(runner.session)
+        if self._leaving:
+            raise Refusal(Code.WRONG_PHASE, 'the node is leaving')
         self._inputs = Inputs(self, runner, runner.topics(), self._intake.group,
-                              self._status.mismatch, self._handover)
+                              self._status.mismatch, self._handover, self._poll.supervise)
         if runner.step_period_s is not None:
             self._step_timer = self.create_timer(runner.step_period_s, self._on_step,
                                                  callback_group=self._intake.group,
@@ -156,28 +169,37 @@ class PolicyNode(LifecycleNode):
         try:
             runner, handover = self.runner, self._handover
             if runner is not None and handover is not None:
+                self._poll.supervise()
                 runner.timer()
                 handover.rest()
         except Exception:
             self.get_logger().error(traceback.format_exc(), throttle_duration_sec=1.0)
+
+    def _follow_steps(self) -> None:
+        """On the timer's own thread (see Intake.run)."""
+        timer = self._step_timer
+        if timer is not None:
+            if self._stepping:
+                timer.reset()
+            else:
+                timer.cancel()
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """To HOLD, or with autorun to RUNNING."""
         def work() -> None:
             assert self.runner is not None
             self.runner.activate()
-            if self._step_timer is not None:
-                self._step_timer.reset()
-                self._intake.wake()
+            self._stepping = True
+            self._intake.run(self._follow_steps)
         return self._transition('activate', work, FAILURE)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Stop; capsule verbs go on working."""
         def work() -> None:
-            if self._step_timer is not None:
-                self._step_timer.cancel()
             if self.runner is not None:
                 self.runner.deactivate()
+            self._stepping = False
+            self._intake.run(self._follow_steps)
         return self._transition('deactivate', work, ERROR)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -199,7 +221,9 @@ class PolicyNode(LifecycleNode):
     # -- the end --------------------------------------------------------------------------
 
     def halt(self, reason: str) -> None:
-        """Stop at once, from any thread: on_stop is published before this returns."""
+        """Stop at once and for good, from any thread: on_stop is published before this returns, and
+        what is configured or activated from here on does not move."""
+        self._leaving = True
         if self.runner is not None:
             self.runner.shutdown(reason)
             self._sink.flush(0.3)
@@ -216,11 +240,14 @@ class PolicyNode(LifecycleNode):
         return self._returned
 
     def destroy_node(self) -> None:
-        """Tell what is left to tell, then leave the graph."""
+        """Stop, give everything back, tell what is left to tell, and leave the graph."""
+        if self.runner is not None:
+            self._tear_down(1.0)
         self._telling.close()
         super().destroy_node()
 
     def _tear_down(self, timeout_s: float = 5.0) -> None:
+        self._stepping = False
         runner, self.runner = self.runner, None
         self._handover = None
         self._poll.follow()

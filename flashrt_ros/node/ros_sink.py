@@ -1,8 +1,8 @@
 """What leaves the runner, as messages: actions, chunks, events, status. Implements runtime.Sink.
 
-The runner calls from the executor's thread and from the device thread. Actions are published there
-and then; chunks, events and status are told on a thread of their own (telling.py). Nothing here
-blocks or calls the runner, except `changed`, which comes without the runner's lock.
+The runner calls from the executor's, the intake's and the device thread. Actions are published
+there and then; chunks, events and status are told on a thread of their own (telling.py). Nothing
+here blocks or calls the runner, except `changed`, which comes without the runner's lock.
 """
 from __future__ import annotations
 
@@ -123,6 +123,9 @@ class RosSink:
 
     def chunk(self, record: ChunkRecord) -> None:
         """Publish one inference."""
+        if self._telling.behind:
+            for entry in record.latched:
+                _ = entry.digest       # else each that waits would keep its messages, pictures too
         self._telling.tell(lambda: self._chunks.publish(conversions.action_chunk(record)))
 
     def event(self, event: Event) -> None:

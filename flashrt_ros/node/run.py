@@ -103,7 +103,7 @@ def run(args: list[str], *, name: str = 'policy_node', namespace: str = '',
     with Signals(first) as signals:
         code = 0
         if configure and not start(node, activate=activate):
-            code = 1
+            code = 0 if signals.received.is_set() else 1
         else:
             code = spin(node, executor, signals.received)
         stuck = finish(node, executor)

@@ -26,6 +26,11 @@ class Telling:
         self._due: set[Callable[[], None]] = set()
         self.dropped = 0
 
+    @property
+    def behind(self) -> bool:
+        """Whether more waits than a burst leaves: what is told now should hold little memory."""
+        return self._worker.left > 16
+
     def tell(self, job: Callable[[], None]) -> None:
         """Carry out `job` after all that came before."""
         if self._worker.left >= MAX_WAITING:

@@ -85,6 +85,7 @@ class Goals:
         why = 'a newer goal took over'
         if plan is not None:
             self._rewinds.carry_out(plan, Code.PREEMPTED, why)
+            hub.check_usable()                 # the copy may have failed already
         elif hub.phase is not Phase.HOLD:
             self._stops.stop(Cause.STOP, Code.PREEMPTED, why)
         else:                                  # lock step may hold a restored queue: it goes on

@@ -65,6 +65,7 @@ class Runner(Verbs):
         self._steps = Steps(hub, self._motion, self._stops, self._goals, Chunks(hub, ports))
         self._rewinds.go = self._steps.go
         self._part = 0
+        self._ended = False            # shut down: it does not become active again
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Free everything; False where a program did not return in time."""
@@ -226,8 +227,10 @@ class Runner(Verbs):
     # -- phases ---------------------------------------------------------------------------
 
     def activate(self) -> None:
-        """Go to HOLD, or with autorun on to RUNNING."""
+        """Go to HOLD, or with autorun on to RUNNING. Raises Refusal after `shutdown`."""
         with self._hub.locked():
+            if self._ended:
+                raise Refusal(Code.WRONG_PHASE, 'the node is leaving and does not move again')
             self._hub.active = True
             if self.file.run.autorun:
                 self._goals.execute(GoalRequest(), unlimited=True)
@@ -238,7 +241,9 @@ class Runner(Verbs):
 
     def shutdown(self, reason: str) -> None:
         """Stop before the end; on_stop is with the sink when this returns. Idempotent."""
-        self._leave(f'shutdown ({reason})')
+        with self._hub.locked():
+            self._ended = True
+            self._leave(f'shutdown ({reason})')
 
     def _leave(self, why: str) -> None:
         hub = self._hub
@@ -270,6 +275,17 @@ class Runner(Verbs):
         with self._hub.locked():
             self._hub.check_usable()
             return self._stops.stop(Cause.STOP, Code.STOPPED, 'stopped')
+
+    def fail(self, message: str) -> None:
+        """End motion because something around the runner does not work."""
+        with self._hub.locked():
+            if self._hub.moving:
+                self._stops.fail(Refusal(Code.INTERNAL, message))
+
+    def give_up(self, message: str) -> None:
+        """End motion until the node is configured anew, for the same reason."""
+        with self._hub.locked():
+            self._stops.fault(Refusal(Code.FAULT, message))
 
     def pause(self) -> str:
         """Stop moving, keep the goal. Raises Refusal unless RUNNING."""

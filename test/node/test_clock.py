@@ -50,6 +50,30 @@ def test_p27_a_backward_jump_of_clock_stops_and_returns_to_origin(
     assert (after.tick, after.step) == (0, 0)
 
 
+def test_p27_a_message_right_behind_a_jump_belongs_to_the_new_time(
+        probe: Probe, serve: Serve) -> None:
+    """A simulator that starts anew sends its time and its first observation, and waits."""
+    node = serve('numbered', use_sim_time=True)
+    clock = probe.publisher(Clock, '/clock')
+    joints = probe.publisher(JointState, f'{node.namespace}/joint_states')
+    matched(clock, joints)
+    status = node.node.runner.status
+
+    def observe() -> None:
+        joints.publish(JointState(name=['j0', 'j1', 'j2'], position=[0.1] * 3))
+    for _ in range(10):
+        set_time(node, clock, 100)
+        step = status().step
+        observe()
+        until(lambda n=step + 1: status().step == n, 'a step is not done')
+        epoch = status().epoch
+        clock.publish(Clock(clock=Time(sec=10)))
+        observe()
+        until(lambda e=epoch: (status().epoch, status().step) == (e + 1, 1),
+              'the first observation of the new time is lost')
+        assert status().rejected_inputs == 0
+
+
 def test_the_step_timer_of_a_live_policy_follows_simulated_time(
         probe: Probe, serve: Serve) -> None:
     node = serve('arm', use_sim_time=True)
@@ -80,7 +104,11 @@ def test_the_nodes_time_follows_use_sim_time_on_and_off(probe: Probe, serve: Ser
     matched(clock)
     set_time(node, clock, 100)
     assert ours() == 100 * 10**9
+    [seen] = node.node._intake._executor.get_nodes()
+    assert [s.topic_name for s in seen.subscriptions] == [
+        '/clock', f'{node.namespace}/joint_states']      # a message does not overtake a jump
     simulate(False)
+    assert len(seen.subscriptions) == 1
     assert abs(ours() - time.time_ns()) < 10**9
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 import threading
+from typing import Any
 
+import pytest
 from rclpy.executors import MultiThreadedExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.parameter import Parameter
 
 from flashrt_ros.core.errors import Code
+from flashrt_ros.node import intake
 from test.node.harness import Probe, Served
 from test.node.robot import Robot
 
@@ -45,17 +50,22 @@ def test_steps_go_on_while_a_callback_of_the_executor_does_not_return(
         robot.actions.count(len(robot.actions.messages) + 10)
 
 
-def test_a_robot_whose_inputs_stop_is_stopped_while_the_executor_is_busy(
+def test_motion_ends_where_the_executor_answers_nothing_for_a_second(
         probe: Probe, serve: Serve) -> None:
     node = serve('arm')
     robot = Robot(probe, node.name)
     robot.say()
     robot.live()
     execution = robot.start()
+    told = len(robot.status.messages)
     with busy(node):
-        robot.silent()
-        robot.wait_phase('HOLD')
-    assert robot.result(execution).code == Code.INPUT_STALE
+        robot.wait_phase('HOLD', start=told)
+        sent = len(robot.actions.messages)
+    result = robot.result(execution)
+    assert result.code == Code.INTERNAL
+    assert 'does not return' in result.message
+    assert len(robot.actions.messages) == sent
+    assert robot.start()                # it works again once somebody answers
 
 
 def test_no_other_executor_serves_the_inputs(probe: Probe, serve: Serve) -> None:
@@ -82,3 +92,93 @@ def test_the_thread_ends_with_the_configuration(probe: Probe, serve: Serve) -> N
     node.inside(node.node.trigger_configure)
     assert node.node.close(2.0)
     assert intakes() == before
+
+
+def test_timers_are_cancelled_on_the_thread_that_serves_them(
+        probe: Probe, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    # rclpy in Jazzy never serves a timer again that was cancelled while it was being taken
+    node = serve('arm')
+    robot = Robot(probe, node.name)
+    robot.say()
+    robot.live()
+    cancelled: dict[str, str] = {}
+    done = threading.Event()
+    for name, timer in (('step', node.node._step_timer), ('poll', node.node._poll._timer)):
+        def cancel(name: str = name, original: Any = timer.cancel) -> None:
+            cancelled[name] = threading.current_thread().name
+            original()
+            if len(cancelled) == 2:
+                done.set()
+        monkeypatch.setattr(timer, 'cancel', cancel)
+    robot.start()
+    robot.silent()
+    robot.say([float('nan')] * 3)       # the intake ends the goal
+    robot.wait_phase('HOLD')
+    node.inside(node.node.trigger_deactivate)
+    assert done.wait(5)
+    assert cancelled == {'step': 'intake', 'poll': node.thread.name}
+    node.inside(node.node.trigger_activate)
+    robot.say([0.0] * 3)
+    robot.live()
+    robot.start()
+    robot.actions.count(len(robot.actions.messages) + 5)
+
+
+def test_other_timers_that_come_and_go_do_not_hide_the_step_timer(
+        probe: Probe, serve: Serve) -> None:
+    node = serve('arm', status_hz=5.0)
+    [seen] = node.node._intake._executor.get_nodes()
+    assert seen.timers == (node.node._step_timer,)
+    timers = seen.timers
+    node.inside(lambda: node.node.set_parameters([Parameter('status_hz', value=4.0)]))
+    assert seen.timers is timers
+    assert not seen.services
+    assert [s.topic_name for s in seen.subscriptions] == [f'{node.namespace}/joint_states']
+
+
+def test_an_intake_that_fails_for_good_stops_the_robot_until_it_is_configured_anew(
+        probe: Probe, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = serve('arm')
+    robot = Robot(probe, node.name)
+    robot.say()
+    robot.live()
+    execution = robot.start()
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError('on purpose')
+    with monkeypatch.context() as patch:
+        patch.setattr(intake._Executor, 'spin_once', broken)
+        assert robot.result(execution).code == Code.FAULT
+        robot.wait_phase('FAULT')
+        assert intakes() == 0
+    node.inside(node.node.trigger_deactivate)
+    node.inside(node.node.trigger_cleanup)
+    node.inside(node.node.trigger_configure)
+    node.inside(node.node.trigger_activate)
+    robot.wait_phase('HOLD', start=len(robot.status.messages) - 1)
+    robot.start()
+
+
+def test_a_node_that_is_leaving_does_not_move_again(probe: Probe, serve: Serve) -> None:
+    good = TransitionCallbackReturn.SUCCESS
+    node = serve('arm', activate=False)
+    assert node.inside(node.node.trigger_configure) == good
+    node.node.halt('SIGINT')            # as from the thread that watches signals
+    assert node.inside(node.node.trigger_activate) != good
+    assert not node.node.runner._hub.active
+    node.inside(node.node.trigger_cleanup)
+    assert node.inside(node.node.trigger_configure) != good
+    assert node.node.runner is None
+
+
+def test_a_node_that_is_destroyed_without_more_ado_has_stopped(
+        probe: Probe, serve: Serve) -> None:
+    before = intakes()
+    node = serve('arm')
+    robot = Robot(probe, node.name)
+    robot.say()
+    robot.live()
+    robot.start()
+    node.inside(node.node.destroy_node)
+    assert intakes() == before
+    assert node.node.runner is None

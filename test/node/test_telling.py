@@ -4,12 +4,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 import threading
+from typing import Any
 
 import pytest
 
 from flashrt_ros.msg import CapsuleEvent
 from flashrt_ros.node import telling
-from test.node.harness import POLICIES, Probe, Served
+from test.node.harness import POLICIES, Probe, Served, until
 from test.node.robot import Robot
 
 Serve = Callable[..., Served]
@@ -98,3 +99,24 @@ def test_a_node_that_leaves_tells_what_is_left_and_then_nothing() -> None:
     node.close()
     node.node._telling.tell(lambda: told.append('after'))
     assert told == ['before']
+
+
+def test_a_chunk_that_waits_long_keeps_no_messages(
+        probe: Probe, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = serve('arm')
+    robot = Robot(probe, node.name)
+    records: list[Any] = []
+    chunk = node.node._sink.chunk
+
+    def keep(record: Any) -> None:
+        chunk(record)
+        records.append(record)
+    monkeypatch.setattr(node.node._sink, 'chunk', keep)
+    robot.say()
+    robot.live()
+    with held(node):
+        robot.start()
+        robot.actions.count(len(robot.actions.messages) + 40)
+        until(lambda: len(records) > 20, 'no chunks')
+        assert node.node._telling.behind
+        assert all(e._digest is None for e in records[-1].latched)

@@ -5,12 +5,14 @@ from collections.abc import Callable
 import math
 from pathlib import Path
 from typing import Any
+import weakref
 
 import pytest
 
 from flashrt_ros.core.capsule import EventKind
 from flashrt_ros.core.errors import Code, Refusal
-from flashrt_ros.ingest.inbox import Measured
+from flashrt_ros.core.live import LiveSet
+from flashrt_ros.ingest.inbox import LatchEntry, Measured
 from flashrt_ros.ingest.spec import WitnessLimit
 from flashrt_ros.runtime.guard import compare
 from flashrt_ros.runtime.phases import Phase
@@ -140,3 +142,49 @@ def test_p38_every_output_must_be_near_before_any_begins(world: Make) -> None:
     assert goal.result.code is Code.START_DEVIATION
     assert 'output far' in goal.result.message
     assert w.sink.of('publish') == []
+
+
+def test_a_goal_whose_capsule_cannot_be_copied_leaves_the_node_in_fault(
+        world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = world(ARM)
+    w.go()
+    w.steps(3)
+    w.runner.save('a')
+    w.runner.stop()
+    sent = len(w.sink.log)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError('rows are kept nowhere')
+    monkeypatch.setattr(LiveSet, 'load', broken)
+    goal = w.go(capsule='a')
+    assert goal.result is not None
+    assert goal.result.code is Code.FAULT
+    assert w.phase is Phase.FAULT
+    w.steps(2)
+    assert 'action' not in w.sink.kinds()[sent:]
+
+
+def test_a_runner_that_was_shut_down_does_not_become_active_again(world: Make) -> None:
+    w = world(ARM)
+    w.runner.shutdown('SIGINT')
+    with pytest.raises(Refusal) as refused:
+        w.runner.activate()
+    assert refused.value.code is Code.WRONG_PHASE
+    goal = w.go()
+    assert goal.result is not None
+    assert goal.result.code is Code.WRONG_PHASE
+
+
+def test_a_latch_entry_lets_its_message_go_once_it_has_the_digest() -> None:
+    calls: list[int] = []
+
+    def digest() -> int:
+        calls.append(1)
+        return 7
+    entry = LatchEntry('joint_states', 5, 9, digest)
+    kept = weakref.ref(digest)
+    del digest
+    assert kept() is not None
+    assert [entry.digest, entry.digest] == [7, 7]
+    assert calls == [1]
+    assert kept() is None
