@@ -121,8 +121,11 @@ def test_p25_a_restore_by_the_child_that_is_under_way_at_a_halt_is_repaired_at_t
     child = RestoreCapsule('fresh', world.client, 'origin')
     scope = CapsuleScope('scope', child, world.client)
     ticker = Ticker(world.probe, scope)
-    ticker.until(lambda: child.status is Status.RUNNING, 'the child')
-    ticker.halt()                                        # both requests are on their way
+    ticker.until(lambda: scope._call is not None, 'the save')
+    until(lambda: not scope._call.open, 'the save is not answered')
+    with world.served.busy():
+        ticker.until(lambda: child.status is Status.RUNNING, 'the child')
+        ticker.halt()                                    # both requests are on their way
     world.robot.events.wait(lambda m: m.kind == CapsuleEvent.RESET)
     until(lambda: not child.rewinding, 'the child is not answered')
     assert scope.dirty

@@ -229,6 +229,21 @@ class Served:
         assert done.wait(WAIT_S), 'the executor does not answer'
         return task.result()
 
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep the executor in a callback that does not return: requests wait."""
+        gate, entered = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            entered.set()
+            gate.wait(WAIT_S)
+        self.executor.create_task(hold)
+        assert entered.wait(5)
+        try:
+            yield
+        finally:
+            gate.set()
+
     def activate(self) -> None:
         """Configure and activate."""
         good = type(self.inside(self.node.trigger_configure)).SUCCESS

@@ -1,8 +1,7 @@
 """Inputs and steps are served on a thread of their own: nothing else of the node holds them up."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 import threading
 from typing import Any
 
@@ -19,22 +18,6 @@ from test.node.robot import Robot
 Serve = Callable[..., Served]
 
 
-@contextmanager
-def busy(node: Served) -> Iterator[None]:
-    """Keep the node's executor in a callback that does not return."""
-    gate, entered = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        entered.set()
-        gate.wait(20)
-    node.executor.create_task(hold)
-    assert entered.wait(5)
-    try:
-        yield
-    finally:
-        gate.set()
-
-
 def intakes() -> int:
     return sum(t.name == 'intake' for t in threading.enumerate())
 
@@ -46,7 +29,7 @@ def test_steps_go_on_while_a_callback_of_the_executor_does_not_return(
     robot.say()
     robot.live()
     robot.start()
-    with busy(node):
+    with node.busy():
         robot.actions.count(len(robot.actions.messages) + 10)
 
 
@@ -58,7 +41,7 @@ def test_motion_ends_where_the_executor_answers_nothing_for_a_second(
     robot.live()
     execution = robot.start()
     told = len(robot.status.messages)
-    with busy(node):
+    with node.busy():
         robot.wait_phase('HOLD', start=told)
         sent = len(robot.actions.messages)
     result = robot.result(execution)
