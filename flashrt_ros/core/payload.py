@@ -6,6 +6,7 @@ Nothing here locks: the session calls it under its own lock.
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
@@ -140,6 +141,30 @@ class Segment:
             self.owner.give_back(self)
 
 
+def _place(holes: list[tuple[int, int]], row_nbytes: int, rows: int
+           ) -> list[tuple[int, int, int]] | None:
+    """Cut room for rows out of holes `(offset, bytes)`; return `(offset, bytes, rows)` each."""
+    whole = align(row_nbytes * rows, ROW_ALIGNMENT)
+    first = next((hole for hole in holes if hole[1] >= whole), None)
+    chosen: list[tuple[tuple[int, int], int]] = []
+    if first is not None:
+        chosen.append((first, rows))
+    elif sum(size // row_nbytes for _, size in holes) < rows:
+        return None
+    else:
+        for hole in sorted(holes, key=lambda hole: -hole[1]):
+            if n := min(rows, hole[1] // row_nbytes):
+                chosen.append((hole, n))
+                rows -= n
+    places = []
+    for hole, n in chosen:
+        nbytes = align(row_nbytes * n, ROW_ALIGNMENT)
+        i, (offset, size) = holes.index(hole), hole
+        holes[i:i + 1] = [(offset + nbytes, size - nbytes)] if size > nbytes else []
+        places.append((offset, nbytes, n))
+    return places
+
+
 class SegmentPool:
     """A device block from which journal rows of capsules are cut; holes merge when freed."""
 
@@ -153,28 +178,28 @@ class SegmentPool:
     def take(self, row_nbytes: int, first: int, rows: int) -> list[Segment] | None:
         """Return segments for rows `[first, first + rows)`: one in the first hole that is large
         enough, else several in the largest holes; None where all holes together have no room."""
-        need = align(row_nbytes * rows, ROW_ALIGNMENT)
-        for hole in self._holes:
-            if hole[1] >= need:
-                return [self._cut(hole, need, first, rows)]
-        holes = sorted(self._holes, key=lambda hole: -hole[1])
-        if sum(size // row_nbytes for _, size in holes) < rows:
+        places = _place(self._holes, row_nbytes, rows)
+        if places is None:
             return None
         segments = []
-        for hole in holes:
-            n = min(rows, hole[1] // row_nbytes)
-            if n == 0:
-                break
-            segments.append(self._cut(hole, align(row_nbytes * n, ROW_ALIGNMENT), first, n))
-            first, rows = first + n, rows - n
+        for offset, nbytes, n in places:
+            segments.append(Segment(self, self._block, offset, nbytes, first, n))
+            self.used += nbytes
+            first += n
         return segments
 
-    def _cut(self, hole: tuple[int, int], nbytes: int, first: int, rows: int) -> Segment:
-        i = self._holes.index(hole)
-        offset, size = hole
-        self._holes[i:i + 1] = [(offset + nbytes, size - nbytes)] if size > nbytes else []
-        self.used += nbytes
-        return Segment(self, self._block, offset, nbytes, first, rows)
+    def fits(self, beside: Iterable[Segment], wanted: Iterable[tuple[int, int]]) -> bool:
+        """Whether all of `wanted`, (row_nbytes, rows), would find room if of all segments only
+        those `beside` were left."""
+        holes: list[tuple[int, int]] = []
+        at = 0
+        for s in sorted(beside, key=lambda s: s.offset):
+            if s.offset > at:
+                holes.append((at, s.offset - at))
+            at = s.offset + s.nbytes
+        if self.nbytes > at:
+            holes.append((at, self.nbytes - at))
+        return all(_place(holes, row_nbytes, rows) is not None for row_nbytes, rows in wanted)
 
     def give_back(self, segment: Segment) -> None:
         """Called by the last release."""

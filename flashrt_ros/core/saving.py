@@ -18,8 +18,8 @@ from flashrt_ros.core.capsule import (
 )
 from flashrt_ros.core.errors import Code, Refusal, told
 from flashrt_ros.core.journal import Piece, Pieces
-from flashrt_ros.core.layout import BufferSpec, align
-from flashrt_ros.core.payload import ROW_ALIGNMENT, Tier
+from flashrt_ros.core.layout import BufferSpec
+from flashrt_ros.core.payload import Tier
 from flashrt_ros.core.persist import Persisting
 from flashrt_ros.core.store import Room
 
@@ -187,17 +187,18 @@ class Saving(Persisting):
     def _check_rows(self, wanted: Sequence[tuple[BufferSpec, int, int]],
                     held: Mapping[str, Pieces]) -> None:
         """Refuse rows `(journal, first, last)` for which evicting would not make room."""
-        stays = {id(p.segment): p.segment.nbytes for c in self._store
+        stays = {id(p.segment): p.segment for c in self._store
                  if c.boundary is not None and self._store.pinned(c)
                  for pieces in c.boundary.pieces.values() for p in pieces}
-        stays |= {id(p.segment): p.segment.nbytes for pieces in held.values() for p in pieces}
-        need = sum(align(journal.segment_bytes(spec, last - first), ROW_ALIGNMENT)
-                   for spec, first, last in wanted)
-        if sum(stays.values()) + need > self._segments.nbytes:
+        stays |= {id(p.segment): p.segment for pieces in held.values() for p in pieces}
+        if not self._segments.fits(stays.values(), [(journal.segment_bytes(spec, 1), last - first)
+                                                    for spec, first, last in wanted]):
+            need = sum(journal.segment_bytes(spec, last - first) for spec, first, last in wanted)
             raise Refusal(Code.BUDGET_EXCEEDED, f'{need} bytes of '
                           f'{", ".join(spec.name for spec, _, _ in wanted)} do not fit beside '
-                          f'{sum(stays.values())} bytes of pinned capsules and shared rows in '
-                          f'segment_bytes {self._segments.nbytes}; drop one or raise it')
+                          f'{sum(s.nbytes for s in stays.values())} bytes of pinned capsules and '
+                          f'shared rows in segment_bytes {self._segments.nbytes}; drop one or '
+                          'raise it')
 
     def _reserve_rows(self, spec: BufferSpec, first: int, last: int) -> Pieces:
         """Return room for rows of a journal, evicting least recently used capsules."""

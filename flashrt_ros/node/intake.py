@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -30,17 +31,22 @@ class Group(CallbackGroup):
     def __init__(self) -> None:
         super().__init__()
         self.thread = 0
+        self.since: float | None = None    # steady; None: in no callback
 
     def can_execute(self, entity: Any) -> bool:
         """Whether the caller is the thread that serves this group."""
         return threading.get_ident() == self.thread
 
     def beginning_execution(self, entity: Any) -> bool:
-        """The same; nothing to note."""
-        return self.can_execute(entity)
+        """The same; a callback begins."""
+        mine = self.can_execute(entity)
+        if mine:
+            self.since = time.monotonic()
+        return mine
 
     def ending_execution(self, entity: Any) -> None:
-        """Nothing to note: one thread runs one callback at a time."""
+        """It has ended."""
+        self.since = None
 
 
 class _Entities:
@@ -148,7 +154,8 @@ class Intake:
                     self._node.get_logger().error(traceback.format_exc(),
                                                   throttle_duration_sec=1.0)
         finally:
-            self.group.thread = 0
+            if self.group.thread == threading.get_ident():   # else it came late, another serves
+                self.group.thread = 0
             if self._executor is executor and executor.context.ok():
                 self._failed('the thread that receives inputs has ended; the log says why')
 

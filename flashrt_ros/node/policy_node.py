@@ -42,9 +42,9 @@ class PolicyNode(LifecycleNode):
     Publishers: ~/status (latched), ~/chunk, ~/capsule_events, /diagnostics, the policy's outputs.
     Subscriptions: the policy's inputs, from configure to cleanup; /clock with use_sim_time.
 
-    It runs on a single-threaded executor. One reentrant group holds all but the policy's inputs and
-    its step timer, or a restore that is awaited would keep all others waiting; those have a thread
-    of their own (intake.py).
+    It runs on a single-threaded executor, and on no other. One reentrant group holds all but the
+    policy's inputs and its step timer, or a restore that is awaited would keep all others waiting;
+    those have a thread of their own (intake.py).
     """
 
     def __init__(self, name: str = 'policy_node', **kwargs: Any) -> None:
@@ -65,7 +65,7 @@ class PolicyNode(LifecycleNode):
         self._telling = Telling(self)
         self._status = Status(self, self._telling, self._time, self._get, self._group)
         self._goals = Goals(self, self._get, self._group)
-        self._poll = Poll(self, self._get, self._group)
+        self._poll = Poll(self, self._get, lambda: self._intake.group.since, self._group)
         self._sink = RosSink(self, self._telling, self._time, self._status, self._goals,
                              self._group, self._poll.follow)
         self._verbs = Services(self, self._get, self._group)
@@ -140,6 +140,7 @@ class PolicyNode(LifecycleNode):
     def _configure(self) -> None:
         self._status.clear()
         settings = self._params.settings
+        self._check_leaving()
         if settings.policy_file is None:
             raise Refusal(Code.INVALID_POLICY_FILE, 'the parameter policy_file is empty; start the '
                           'node with -p policy_file:=/path/to/policy.yaml')
@@ -154,8 +155,7 @@ class PolicyNode(LifecycleNode):
         self._sink.open(runner.file.outputs)
         self.runner = runner
         self._handover = Handover(runner.session)
-        if self._leaving:
-            raise Refusal(Code.WRONG_PHASE, 'the node is leaving')
+        self._check_leaving()          # `halt` may have found no runner
         self._inputs = Inputs(self, runner, runner.topics(), self._intake.group,
                               self._status.mismatch, self._handover, self._poll.supervise)
         if runner.step_period_s is not None:
@@ -164,6 +164,10 @@ class PolicyNode(LifecycleNode):
                                                  autostart=False)
         self._intake.start()
         self.get_logger().info(f'serving {settings.policy_file.name}: {runner.describe()}')
+
+    def _check_leaving(self) -> None:
+        if self._leaving:
+            raise Refusal(Code.WRONG_PHASE, 'the node is leaving')
 
     def _on_step(self) -> None:
         try:

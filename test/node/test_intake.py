@@ -11,8 +11,8 @@ from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
 from flashrt_ros.core.errors import Code
-from flashrt_ros.node import intake
-from test.node.harness import Probe, Served
+from flashrt_ros.node import intake, poll
+from test.node.harness import POLICIES, Probe, Served, until
 from test.node.robot import Robot
 
 Serve = Callable[..., Served]
@@ -165,3 +165,97 @@ def test_a_node_that_is_destroyed_without_more_ado_has_stopped(
     node.inside(node.node.destroy_node)
     assert intakes() == before
     assert node.node.runner is None
+
+
+def test_a_thread_that_is_stuck_in_a_message_stops_the_robot(
+        probe: Probe, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = serve('arm')
+    robot = Robot(probe, node.name)
+    robot.say()
+    robot.live()
+    execution = robot.start()
+    gate = threading.Event()
+    parse = node.node.runner.observation.parse
+
+    def stuck(*message: Any) -> Any:
+        gate.wait(20)
+        return parse(*message)
+    monkeypatch.setattr(node.node.runner.observation, 'parse', stuck)
+    result = robot.result(execution)
+    gate.set()
+    assert result.code == Code.INTERNAL
+    assert 'has not returned' in result.message
+
+
+def test_a_thread_that_ends_late_does_not_make_its_successor_deaf(
+        probe: Probe, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = serve('arm')
+    robot = Robot(probe, node.name)
+    gate, entered = threading.Event(), threading.Event()
+    own = node.node._intake
+    parse = node.node.runner.observation.parse
+
+    def stuck(*message: Any) -> Any:
+        entered.set()
+        gate.wait(20)
+        return parse(*message)
+    with monkeypatch.context() as patch:
+        patch.setattr(node.node.runner.observation, 'parse', stuck)
+        robot.say()
+        assert entered.wait(5)
+        late = own._thread
+        node.inside(lambda: own.stop(0.05))
+    node.inside(own.start)
+    until(lambda: own.group.thread == own._thread.ident, 'the new thread has not begun')
+    gate.set()
+    late.join(5)
+    robot.live()
+    robot.start()
+
+
+def test_destroying_a_node_with_an_open_goal_leaves_its_executor_alone(probe: Probe) -> None:
+    node = Served(POLICIES / 'arm.yaml', python_modules=['held_policy'])
+    failures: list[BaseException] = []
+    node.ended.set()                    # plain rclpy from here on: nothing catches what escapes
+    node.executor.create_task(lambda: None)
+    node.thread.join(5)
+
+    def spin() -> None:
+        try:
+            node.executor.spin()
+        except BaseException as error:
+            failures.append(error)
+    node.thread = threading.Thread(target=spin, daemon=True)
+    node.thread.start()
+    try:
+        node.activate()
+        robot = Robot(probe, node.name)
+        robot.say()
+        robot.live()
+        robot.start()
+        node.inside(node.node.destroy_node)
+        assert node.inside(lambda: 7) == 7
+        assert not failures
+    finally:
+        node.context.try_shutdown()
+        node.thread.join(5)
+        node.executor.shutdown(timeout_sec=0)
+
+
+def test_a_stall_is_believed_when_it_is_seen_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(poll.time, 'monotonic', lambda: now[0])
+    stall = poll.Stall()
+
+    def look(at: float, since: float | None) -> float:
+        now[0] = at
+        return stall.confirmed(since)
+    assert look(100.0, None) == 0
+    assert look(100.5, 100.0) == 0      # not long yet
+    assert look(105.0, 100.0) == 0      # the whole process may have been paused
+    assert look(105.1, 100.0) == 0
+    assert look(105.3, 100.0) == pytest.approx(5.3)
+    assert look(105.4, 105.35) == 0     # at work again
+    assert look(110.0, 105.35) == 0
+    assert look(110.1, None) == 0
+    assert look(110.5, 105.35) == 0     # anew
