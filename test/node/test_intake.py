@@ -201,7 +201,7 @@ def test_a_thread_that_ends_late_does_not_make_its_successor_deaf(
         return parse(*message)
     with monkeypatch.context() as patch:
         patch.setattr(node.node.runner.observation, 'parse', stuck)
-        robot.say()
+        robot.live()
         assert entered.wait(5)
         late = own._thread
         node.inside(lambda: own.stop(0.05))
@@ -209,7 +209,6 @@ def test_a_thread_that_ends_late_does_not_make_its_successor_deaf(
     until(lambda: own.group.thread == own._thread.ident, 'the new thread has not begun')
     gate.set()
     late.join(5)
-    robot.live()
     robot.start()
 
 
