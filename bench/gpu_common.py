@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 import datetime
 import platform
-import sys
 import time
 from typing import Any
 
@@ -195,7 +194,7 @@ def facts(device: CudaDevice) -> dict[str, Any]:
             **device.identity(), 'memory_gib': round(total / 2**30, 1),
             'torch': torch.__version__, 'python': platform.python_version(),
             'cpu': _cpu(), 'numpy': np.__version__,
-            'command': ' '.join(['python -m bench.gpu_capsules', *sys.argv[1:]])}
+            'command': 'python -m bench.gpu_capsules'}
 
 
 def _cpu() -> str:
