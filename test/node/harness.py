@@ -6,7 +6,7 @@ and `Probe` wait on a condition that a message fulfils, and fail with what they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 import gc
 import itertools
 import os
@@ -200,6 +200,22 @@ def until(condition: Callable[[], bool], otherwise: str, timeout: float = WAIT_S
         time.sleep(0.005)
 
 
+@contextmanager
+def held(post: Callable[[Callable[[], None]], Any]) -> Iterator[None]:
+    """Keep a thread, to which `post` hands a job, in one that does not return."""
+    gate, entered = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        gate.wait(WAIT_S)
+    post(hold)
+    assert entered.wait(5)
+    try:
+        yield
+    finally:
+        gate.set()
+
+
 class Served:
     """A policy node in this process, so that a test can hold its policy and look inside."""
 
@@ -229,20 +245,9 @@ class Served:
         assert done.wait(WAIT_S), 'the executor does not answer'
         return task.result()
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self) -> AbstractContextManager[None]:
         """Keep the executor in a callback that does not return: requests wait."""
-        gate, entered = threading.Event(), threading.Event()
-
-        def hold() -> None:
-            entered.set()
-            gate.wait(WAIT_S)
-        self.executor.create_task(hold)
-        assert entered.wait(5)
-        try:
-            yield
-        finally:
-            gate.set()
+        return held(self.executor.create_task)
 
     def activate(self) -> None:
         """Configure and activate."""

@@ -62,6 +62,12 @@ class Robot:
         self.actions.wait(start=n)
         return execution
 
+    def drive(self) -> Any:
+        """Say where the joints are from now on, and start."""
+        self.say()
+        self.live()
+        return self.start()
+
     def result(self, execution: Any) -> Any:
         """Wait for a goal's end."""
         return self.probe.result(execution.result)

@@ -21,9 +21,7 @@ def test_p18_200_saves_at_50_hz_are_all_answered_while_the_policy_runs(
         probe: Probe, serve: Serve) -> None:
     node = serve('arm', max_capsules=64)
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    robot.start()
+    robot.drive()
     futures: list[Any] = []
     done = threading.Event()
 
@@ -42,9 +40,7 @@ def test_p18_200_saves_at_50_hz_are_all_answered_while_the_policy_runs(
 def test_p18_many_clients_at_once_get_one_answer_each(probe: Probe, serve: Serve) -> None:
     node = serve('arm')
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    robot.start()
+    robot.drive()
     others = [Probe('many') for _ in range(6)]
     try:
         clients = [o.client(node.name) for o in others]
@@ -69,9 +65,7 @@ def test_p10_a_save_is_answered_while_an_inference_is_held(
         probe: Probe, serve: Serve, gate: Any) -> None:
     node = serve('arm', allow_force=True)  # for HELD moves the robot, as the guard sees it
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    robot.start()
+    robot.drive()
     robot.say(HELD)
     assert gate.ENTERED.wait(10)
     before = robot.call('save_capsule', name='before')
@@ -87,9 +81,7 @@ def test_p18_a_restore_awaited_during_a_held_inference_keeps_nobody_waiting(
         probe: Probe, serve: Serve, gate: Any) -> None:
     node = serve('arm', allow_force=True)  # for HELD moves the robot, as the guard sees it
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    robot.start()
+    robot.drive()
     assert robot.call('save_capsule', name='a').success
     robot.say(HELD)
     assert gate.ENTERED.wait(10)
@@ -106,9 +98,7 @@ def test_p18_a_policy_that_raises_leaves_a_node_that_answers(
         probe: Probe, serve: Serve) -> None:
     node = serve('arm')
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    execution = robot.start()
+    execution = robot.drive()
     robot.silent()
     robot.say([-200.0, 0.0, 0.0])
     result = robot.result(execution)

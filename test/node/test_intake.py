@@ -26,9 +26,7 @@ def test_steps_go_on_while_a_callback_of_the_executor_does_not_return(
         probe: Probe, serve: Serve) -> None:
     node = serve('arm')
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    robot.start()
+    robot.drive()
     with node.busy():
         robot.actions.count(len(robot.actions.messages) + 10)
 
@@ -37,9 +35,7 @@ def test_motion_ends_where_the_executor_answers_nothing_for_a_second(
         probe: Probe, serve: Serve) -> None:
     node = serve('arm')
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    execution = robot.start()
+    execution = robot.drive()
     told = len(robot.status.messages)
     with node.busy():
         robot.wait_phase('HOLD', start=told)
@@ -123,9 +119,7 @@ def test_an_intake_that_fails_for_good_stops_the_robot_until_it_is_configured_an
         probe: Probe, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     node = serve('arm')
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    execution = robot.start()
+    execution = robot.drive()
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError('on purpose')
@@ -159,9 +153,7 @@ def test_a_node_that_is_destroyed_without_more_ado_has_stopped(
     before = intakes()
     node = serve('arm')
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    robot.start()
+    robot.drive()
     node.inside(node.node.destroy_node)
     assert intakes() == before
     assert node.node.runner is None
@@ -171,9 +163,7 @@ def test_a_thread_that_is_stuck_in_a_message_stops_the_robot(
         probe: Probe, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     node = serve('arm')
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    execution = robot.start()
+    execution = robot.drive()
     gate = threading.Event()
     parse = node.node.runner.observation.parse
 
@@ -229,9 +219,7 @@ def test_destroying_a_node_with_an_open_goal_leaves_its_executor_alone(probe: Pr
     try:
         node.activate()
         robot = Robot(probe, node.name)
-        robot.say()
-        robot.live()
-        robot.start()
+        robot.drive()
         node.inside(node.node.destroy_node)
         assert node.inside(lambda: 7) == 7
         assert not failures

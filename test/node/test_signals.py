@@ -58,9 +58,7 @@ def test_p32_a_second_signal_does_not_wait(probe: Probe, tmp_path: Path) -> None
                  env={'HELD_FILE': str(entered)}) as (node, child):
         robot = Robot(probe, node)
         robot.position = list(STAND)
-        robot.say()
-        robot.live()
-        robot.start()
+        robot.drive()
         hold(robot, entered)
         child.send_signal(signal.SIGTERM)
         child.send_signal(signal.SIGINT)

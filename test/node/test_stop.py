@@ -137,9 +137,7 @@ def test_p37_the_controller_stands_at_the_measured_pose_within_time_s_and_two_pe
     node = serve('arm')
     robot = Robot(probe, node.name)
     robot.position = list(STAND)
-    robot.say()
-    robot.live()
-    robot.start()
+    robot.drive()
     assert robot.call('stop').success
     robot.actions.wait(is_hold)
     controller = FakeController(JOINTS, STAND)
@@ -159,9 +157,7 @@ def test_p12_after_a_restore_nothing_moves_until_a_new_goal(
     node = serve('arm')
     robot = Robot(probe, node.name)
     robot.position = list(STAND)
-    robot.say()
-    robot.live()
-    robot.start()
+    robot.drive()
     assert robot.call('save_capsule', name='a').success
     assert robot.call('restore_capsule', name='a').success
     hold = robot.actions.wait(is_hold)

@@ -1,47 +1,27 @@
 """What the node tells of itself holds nothing up, keeps its order, and is never endless."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from flashrt_ros.msg import CapsuleEvent
 from flashrt_ros.node import telling
-from test.node.harness import POLICIES, Probe, Served, until
+from test.node.harness import POLICIES, Probe, Served, held, until
 from test.node.robot import Robot
 
 Serve = Callable[..., Served]
-
-
-@contextmanager
-def held(node: Served) -> Iterator[None]:
-    """Hold the thread that tells: a reader that does not take anything."""
-    gate, entered = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        entered.set()
-        gate.wait(20)
-    node.node._telling.tell(hold)
-    assert entered.wait(5)
-    try:
-        yield
-    finally:
-        gate.set()
 
 
 def test_neither_an_action_nor_an_answer_waits_for_what_is_told(
         probe: Probe, serve: Serve) -> None:
     node = serve('arm')
     robot = Robot(probe, node.name)
-    robot.say()
-    robot.live()
-    robot.start()
+    robot.drive()
     robot.wait_phase('RUNNING')
     before = len(robot.events.messages)
-    with held(node):
+    with held(node.node._telling.tell):
         saved = robot.call('save_capsule', name='a')
         actions = len(robot.actions.messages)
         robot.actions.count(actions + 5)
@@ -59,7 +39,7 @@ def test_the_present_is_told_once_for_many_changes_and_never_an_old_one(
     node = serve('prompted')
     robot = Robot(probe, node.name)
     before = len(robot.status.messages)
-    with held(node):
+    with held(node.node._telling.tell):
         for _ in range(20):
             assert robot.call('reset').success
     robot.status.wait(lambda m: m.epoch == node.node.runner.epoch, start=before)
@@ -71,7 +51,7 @@ def test_what_does_not_fit_is_dropped_counted_and_does_no_harm(
     monkeypatch.setattr(telling, 'MAX_WAITING', 4)
     node = serve('prompted')
     robot = Robot(probe, node.name)
-    with held(node):
+    with held(node.node._telling.tell):
         for i in range(8):
             assert robot.call('save_capsule', name=f's{i}').success
     robot.events.wait(lambda m: m.capsule.name == 's0')
@@ -114,7 +94,7 @@ def test_a_chunk_that_waits_long_keeps_no_messages(
     monkeypatch.setattr(node.node._sink, 'chunk', keep)
     robot.say()
     robot.live()
-    with held(node):
+    with held(node.node._telling.tell):
         robot.start()
         robot.actions.count(len(robot.actions.messages) + 40)
         until(lambda: len(records) > 20, 'no chunks')
