@@ -53,6 +53,7 @@ EXTRAS = {
              'matplotlib>=3.7', 'pillow>=10', 'rosbags>=0.10'],
     # The engine of BehaviorTree.CPP; there are wheels for this platform only, tests skip elsewhere.
     'test': ['pytest>=8', 'hypothesis>=6.100',
+             'libfaketime>=3.0.1; sys_platform=="linux"',  # steps the system clock of one process
              'behaviortreepy>=0.1.4,<0.2; platform_machine=="x86_64" and sys_platform=="linux"'],
 }
 

@@ -46,6 +46,13 @@ class Code(IntEnum):
     INVALID_POLICY_FILE = 30
     INPUT_REJECTED = 31
     INTERNAL = 32
+    CLOCK_JUMP = 33
+    TICK_OVERDUE = 34
+    TOO_SLOW = 35
+    NOT_EXCLUSIVE = 36
+    INPUT_CONFLICT = 37
+    NOT_SENT = 38
+    CLIENT_GONE = 39
 
 
 class Refusal(Exception):  # noqa: N818 - the field says refusal, and it is no error of ours

@@ -18,7 +18,7 @@ from typing import Any
 from flashrt_ros.ingest.spec import DEFAULT_MAX_AGE_S, PolicyFile, TermSpec
 
 _SKIP_TERM = ('path', 'topic')
-_SKIP_OUTPUT = ('name', 'path', 'topic')
+_SKIP_OUTPUT = ('name', 'path', 'topic', 'shared')
 _RUN = ('start_at', 'latency_steps', 'execute', 'blend', 'ensemble_weight', 'publish_hz', 'blend_s')
 _PER_VALUE = ('offset', 'scale', 'max_rate')     # one number for all, or one for each value
 

@@ -179,7 +179,12 @@ def _run(section: Reader | None, period_s: float, topics: Mapping[str, None]) ->
         blend=section.choice('blend', 'latest', ('latest', 'ensemble')),
         ensemble_weight=section.number('ensemble_weight', 0.01),
         publish_hz=section.maybe_number('publish_hz', above=0.0),
-        blend_s=section.number('blend_s', 0.0, low=0.0), persist_on=section.names('persist_on'))
+        blend_s=section.number('blend_s', 0.0, low=0.0), persist_on=section.names('persist_on'),
+        max_tick_s=section.maybe_number('max_tick_s', above=0.0),
+        min_rate=section.number('min_rate', 0.5, low=0.0),
+        on_slow=section.choice('on_slow', 'stop', ('stop', 'catch_up', 'warn')),
+        exclusive=section.flag('exclusive', True),
+        joint_sources=section.choice('joint_sources', 'one', ('one', 'any')))
     if run.on_restore == 'continue' and not run.lock_step:
         section.error('on_restore', 'is continue, which would move a live robot by itself; it '
                       'needs lock step (trigger: {input: […]})')
@@ -189,6 +194,9 @@ def _run(section: Reader | None, period_s: float, topics: Mapping[str, None]) ->
         if what not in ('save', 'refusal', 'goal_end'):
             section.error('persist_on', f'holds {shown(what)}; '
                           + nearest(what, ('save', 'refusal', 'goal_end')))
+    if run.min_rate > 1.0:
+        section.error('min_rate', f'is {run.min_rate:g}; it is a share of the steps that period_s '
+                      'asks for, between 0 and 1')
     if run.publish_hz is not None:
         parts = run.publish_hz * period_s
         if run.lock_step:

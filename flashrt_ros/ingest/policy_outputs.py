@@ -48,7 +48,7 @@ def _read_output(entry: Reader, name: str) -> OutputSpec:
         time_s=entry.maybe_number('time_s', above=0.0),
         chunk_as_trajectory=entry.flag('chunk_as_trajectory', False),
         columns=(columns[0], columns[1]) if columns else None, port=entry.maybe_text('port'),
-        frame_id=entry.text('frame_id'))
+        frame_id=entry.text('frame_id'), shared=entry.flag('shared', False))
     if columns and columns[0] >= columns[1]:
         entry.wrong('columns', '[first, one past the last]')
     if rule is not None and kind:

@@ -43,6 +43,11 @@ class RunSpec:
     publish_hz: float | None = None    # linear interpolation between rows; None: once per step
     blend_s: float = 0.0               # soft start
     persist_on: tuple[str, ...] = ()   # save, refusal, goal_end
+    max_tick_s: float | None = None    # an inference that runs longer stops; None: see tick_limit_s
+    min_rate: float = 0.5              # of the steps that period_s asks for; fewer: on_slow
+    on_slow: str = 'stop'              # stop | catch_up | warn
+    exclusive: bool = True             # no other node of this name, no other publisher on outputs
+    joint_sources: str = 'one'         # one | any: publishers that may speak for one joint
 
     @property
     def lock_step(self) -> bool:
@@ -116,6 +121,7 @@ class OutputSpec:
     columns: tuple[int, int] | None = None         # part of the port's action dimension
     port: str | None = None            # OUTPUT buffer; None: same as name
     frame_id: str = ''
+    shared: bool = False               # others may publish on its topic too
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,12 @@ def policy_status(status: StatusSnapshot, now_ns: int) -> ours.PolicyStatus:
         tick_p50_s=float(status.tick_p50_s), tick_p99_s=float(status.tick_p99_s),
         restore_bound_s=float(status.restore_bound_s), capsules=int(status.capsules),
         capsule_bytes=int(status.capsule_bytes), last_refusal=status.last_refusal,
-        exact=bool(status.exact))
+        exact=bool(status.exact), nominal_step_hz=float(status.nominal_step_hz),
+        step_hz=float(status.step_hz), step_hz_wall=float(status.step_hz_wall),
+        missed_steps=int(status.missed_steps), inference_s=float(status.inference_s),
+        max_tick_s=float(status.max_tick_s), guard_process=status.guard_process,
+        ended_code=int(status.ended_code), ended=status.ended,
+        dropped_logs=int(status.dropped_logs))
 
 
 def action_chunk(record: ChunkRecord) -> ours.ActionChunk:
@@ -159,7 +164,7 @@ def goal_feedback(feedback: Feedback) -> ExecutePolicy.Feedback:
     return ExecutePolicy.Feedback(
         phase=int(feedback.phase), tick=int(feedback.tick), epoch=int(feedback.epoch),
         queue_depth=int(feedback.queue_depth), input_age_s=float(feedback.input_age_s),
-        late_ticks=int(feedback.late_ticks))
+        late_ticks=int(feedback.late_ticks), waiting_for=feedback.waiting_for)
 
 
 # -- actions ------------------------------------------------------------------------------

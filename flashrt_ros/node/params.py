@@ -94,6 +94,11 @@ PARAMETERS: tuple[Param, ...] = (
           'journals.', low=0),
     Param('verify', True, 'configure',
           'Whether configure runs the policy twice to find hidden state and non-determinism.'),
+    Param('client_timeout_s', 1.0, 'configure',
+          'Seconds after the last sign of life of a goal\'s client in which the goal ends; only '
+          'for clients that give one.', low=0.1),
+    Param('guard_process', True, 'start',
+          'Whether a process beside the node stops the robot where the node hangs or dies.'),
     Param('introspection', 'off', 'always',
           'Service introspection of the capsule services: off, metadata or contents.',
           choices=INTROSPECTION),
@@ -128,6 +133,8 @@ class Settings:
     max_capsules: int
     segment_bytes: int
     verify: bool
+    client_timeout_s: float
+    guard_process: bool
     introspection: str
 
 

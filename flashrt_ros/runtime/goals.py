@@ -226,4 +226,4 @@ class Goals:
         hub = self._hub
         age = hub.clock.now_ns() - hub.mark.stamp_ns if hub.mark.stamp_ns else 0
         return Feedback(hub.phase, hub.session.tick, hub.session.epoch, hub.queue.left,
-                        max(0, age) * 1e-9, hub.count.late_ticks)
+                        max(0, age) * 1e-9, hub.count.late_ticks, hub.waiting_for)

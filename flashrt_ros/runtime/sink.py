@@ -69,6 +69,7 @@ class Feedback:
     queue_depth: int
     input_age_s: float                 # of the observation of the newest tick
     late_ticks: int
+    waiting_for: str = ''
 
 
 class Goal:
@@ -168,6 +169,16 @@ class StatusSnapshot:
     capsule_bytes: int
     last_refusal: str
     exact: bool
+    nominal_step_hz: float = 0.0
+    step_hz: float = 0.0
+    step_hz_wall: float = 0.0
+    missed_steps: int = 0
+    inference_s: float = 0.0
+    max_tick_s: float = 0.0
+    guard_process: str = ''
+    ended_code: Code = Code.OK
+    ended: str = ''
+    dropped_logs: int = 0
 
 
 class Sink(Protocol):

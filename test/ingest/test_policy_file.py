@@ -38,6 +38,11 @@ run:
   publish_hz: 50
   blend_s: 1
   persist_on: [save, goal_end]
+  max_tick_s: 0.4
+  min_rate: 0.8
+  on_slow: catch_up
+  exclusive: false
+  joint_sources: any
 inputs:
   obs:
     - {term: joint_position, topic: joint_states, joints: &j [shoulder, elbow], offset: pose,
@@ -78,6 +83,7 @@ outputs:
     columns: [0, 2]
     port: actions
     frame_id: base
+    shared: true
   base:
     topic: cmd_vel
     type: geometry_msgs/msg/TwistStamped

@@ -117,6 +117,7 @@ WRONG: list[tuple[list[tuple[str, Any]], str]] = [
     ([('run', {'publish_hz': 20})], 'run.publish_hz: is 20, which gives 0.4 values per step'),
     ([('run', {'trigger': {'input': ['imu/data']}, 'publish_hz': 100})],
      'run.publish_hz: needs a clock between steps, which lock step has not'),
+    ([('run', {'min_rate': 1.5})], 'run.min_rate: is 1.5; it is a share'),
     ([('run', {'persist_on': ['saves']})], "run.persist_on: holds 'saves'; did you mean save?"),
     # terms
     ([(f'{TERM}.term', 'joint_velocty')],

@@ -44,7 +44,9 @@ COSMETIC: dict[str, list[tuple[str, Any]]] = {
     'the only output named': [(f'{OBS}.4', {'term': 'last_action', 'output': 'arm'})],
     'when the robot may move': [
         ('run', {'autorun': True, 'trigger': {'input': ['imu/data']}, 'on_restore': 'continue',
-                 'on_clock_jump': 'keep', 'persist_on': ['save']}),
+                 'on_clock_jump': 'keep', 'persist_on': ['save'],
+                 'max_tick_s': 0.4, 'min_rate': 0.8, 'on_slow': 'warn', 'exclusive': False,
+                 'joint_sources': 'any'}),
         ('guard', {'witness': {'hip': {'max': 1.0}}}), ('enable', {'topic': 'enable'})],
     'where joints are measured': [('joint_states', 'more_joints')],
 }

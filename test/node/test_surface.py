@@ -21,7 +21,8 @@ PARAMETER_TYPES = {
     'policy_file': 'string', 'model_root': 'string', 'python_modules': 'string[]',
     'capsule_dir': 'string', 'allow_force': 'bool', 'status_hz': 'float', 'history': 'int',
     'device_slots': 'int', 'host_bytes': 'int', 'disk_bytes': 'int', 'max_capsules': 'int',
-    'segment_bytes': 'int', 'verify': 'bool', 'introspection': 'string'}
+    'segment_bytes': 'int', 'verify': 'bool', 'client_timeout_s': 'float',
+    'guard_process': 'bool', 'introspection': 'string'}
 STANDARD_SERVICES = re.compile(
     r'(get|set|list|describe)_parameter\w*|(change_state|get_state|get_available_\w+|'
     r'get_transition_graph|get_type_description)|execute/_action/\w+')
