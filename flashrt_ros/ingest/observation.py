@@ -10,6 +10,7 @@ All calls belong to one owner, under its lock. A message must not be changed aft
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import math
 from typing import Any
 
 import numpy as np
@@ -264,6 +265,17 @@ class Observation:
         if self._skew_ns is not None:
             found += self._skew(self._skew_ns)
         return found
+
+    def slack_s(self, now_ns: int) -> float | None:
+        """Return for how much longer the inputs may be used, s: of all terms with an age limit the
+        smallest limit less age, negative where one is too old already. None: no term has a limit.
+
+        Like `missing` it judges what is newest; asked right after `latch`, that is what a step
+        latched. Latched terms and the trigger topics of lock step have no age that counts.
+        """
+        slack = min((source.slack_ns(now_ns) for source in self._sources.values()),
+                    default=math.inf)
+        return None if slack == math.inf else slack * 1e-9
 
     def _gather(self) -> None:
         for port in self._ports:

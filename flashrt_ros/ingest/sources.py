@@ -6,6 +6,7 @@ lock step a parsed message waits until its step is complete.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import math
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,21 @@ class Source:
 
     def _parse(self, msg: Any) -> Any:
         raise NotImplementedError
+
+    def slack_ns(self, now_ns: int) -> float:
+        """Return for how much longer its values may be used: inf where nothing limits that, -inf
+        where one never came."""
+        left = math.inf
+        for leaf in self.leaves:
+            limit = self._limit(leaf)
+            if limit is not None and not leaf.spec.latched:
+                oldest = self._oldest(leaf)
+                left = min(left, -math.inf if oldest == NEVER else limit - (now_ns - oldest))
+        return left
+
+    def _oldest(self, leaf: Leaf) -> int:
+        """Return the time from which the age of a term's oldest value counts."""
+        return NEVER if self.newest is None else self.newest.as_of_ns
 
     def _limit(self, leaf: Leaf) -> int | None:
         return None if self.untimed else leaf.limit_ns
@@ -114,13 +130,13 @@ class LevelSource(Source):
 
     def check(self, now_ns: int, after_ns: int) -> list[Missing]:
         """Return the terms that are too old, not fresh or never seen."""
-        as_of = NEVER if self.newest is None else self.newest.as_of_ns
         missing = []
         for leaf in self.leaves:
             if leaf.zero_ns is not None and not self.untimed and self._silent(leaf.zero_ns, now_ns):
                 continue
             limit = self._limit(leaf)
-            verdict = judge(as_of, now_ns, limit, 0 if leaf.spec.latched else after_ns)
+            verdict = judge(self._oldest(leaf), now_ns, limit,
+                            0 if leaf.spec.latched else after_ns)
             if verdict is not None:
                 missing.append(_missing(leaf, self.topic, verdict, limit))
         return missing
@@ -187,6 +203,9 @@ class JointSource(Source):
                 named = f'joint {leaf.names[worst]}' + (f' (and {others} more)' if others else '')
                 missing.append(_missing(leaf, self.topic, (seconds, f'{named} {why}'), limit))
         return missing
+
+    def _oldest(self, leaf: Leaf) -> int:
+        return int(self.table.as_of[leaf.quantity, leaf.joint_rows].min())
 
     def stamps(self) -> list[tuple[int, str]]:
         """Return `(stamp, term)` of the oldest and the newest joint in use."""

@@ -8,7 +8,7 @@ import pytest
 
 from flashrt_ros.core.errors import Code, Refusal
 from flashrt_ros.ingest.inbox import Arrival
-from flashrt_ros.ingest.spec import QosSpec
+from flashrt_ros.ingest.spec import QosSpec, RunSpec
 from test.ingest.messages import T0, S, array, header, imu, joints, observe, term, twist
 
 MS = 1_000_000
@@ -70,6 +70,23 @@ def test_p27_time_zero_before_the_first_clock_is_no_stamp() -> None:
     b.get('imu/data', imu(5 * S), at=0)
     b.now = 5 * S + 100 * MS
     assert b.missing() == []
+
+
+def test_the_slack_is_the_smallest_limit_less_age_and_latched_terms_have_none() -> None:
+    assert observe(term('counter'), size=1).obs.slack_s(T0) is None
+    b = observe(term('angular_velocity', 'imu/data', max_age_s=0.3),
+                term('joint_position', 'joints', joints=('a', 'b'), max_age_s=1.0),
+                term('twist', 'cmd_vel', fields=('linear.x',), latched=True, timeout_s=0.2), size=6)
+    assert b.obs.slack_s(T0) == -math.inf          # an input that never came allows no wait
+    b.get('imu/data', imu(T0))
+    b.get('joints', joints(T0, {'a': 0.0}))
+    b.get('joints', joints(T0 - 900 * MS, {'b': 0.0}), at=T0)
+    b.get('cmd_vel', twist(1.0))
+    assert b.obs.slack_s(T0) == pytest.approx(0.1)             # of the older joint
+    b.get('joints', joints(T0, {'b': 0.0}))
+    assert b.obs.slack_s(T0 + 400 * MS) == pytest.approx(-0.1)
+    b = observe(RATE, size=3, run=RunSpec(trigger=('imu/data',)))
+    assert b.obs.slack_s(T0) is None               # in lock step the set decides, not its age
 
 
 def test_fresh_means_arrived_and_in_the_same_clock_stamped_after_the_restore() -> None:
